@@ -128,7 +128,8 @@ def admit_hospital(
     from polyclinic.server.coordinator import admission
     from polyclinic.server.coordinator.folder import read_coordinator_folder
 
-    coordinator, site = read_coordinator_folder(folder), read_admission_request(request)
+    coordinator = read_coordinator_folder(folder)
+    site = read_admission_request(request)
     raise_faults(admission.find_admission_faults(coordinator, site))
     for line in admission.describe_telephone_call(coordinator, site):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -214,14 +215,16 @@ def run_on_hospitals(
     from polyclinic.strategies.method_list import read_experiment_without_torch
 
     # Before torch is imported.
-    file, coordinator = read_experiment_without_torch(experiment, overrides), read_coordinator_folder(folder)
+    file = read_experiment_without_torch(experiment, overrides)
+    coordinator = read_coordinator_folder(folder)
     expected_sites = count_expected_sites(coordinator, file, sites, resume=resume)
     folder_faults = find_resumed_run_folder_faults(out) if resume else find_new_run_folder_faults(out)
     raise_faults([*find_network_run_faults(coordinator, out, resume=resume), *folder_faults])
     from polyclinic.server.outbound_hosts import ask_and_permit_hosts, list_coordinator_connections
 
     connections = list_coordinator_connections(file, track)
-    arguments += ["--yes"] if any(each.asks for each in connections) else []  # asked once, here
+    if any(connection.asks for connection in connections):
+        arguments.append("--yes")  # this process asks; the process that it starts must not ask again
     if not once:
         from polyclinic.server.deployment.supervisor import supervise_run
 
@@ -253,7 +256,12 @@ def run_on_hospitals(
 
 
 def _ask_for_confirmation(question: str) -> None:
-    """Ask a person to confirm; end the program if the person declines or standard input is closed, as for services."""
+    """Ask a person to confirm; end the program if the person declines.
+
+    Raises:
+        BadInput: If standard input is closed, as it is for services.
+        typer.Abort: If the person declines.
+    """
     if sys.stdin is None or sys.stdin.closed:
         raise BadInput([Fault("standard input", "is closed, so nobody can be asked.", "Agree with --yes.")])
     typer.confirm(question, abort=True)
@@ -278,13 +286,13 @@ def verify_finished_run(
     from polyclinic.server.runs.folder import find_receipt_path_faults
 
     raise_faults(find_receipt_path_faults(receipt))  # before torch is imported
-    keys = dict[str, tuple[str, ...]]()
+    keys = dict[str, tuple[str, ...]]()  # site -> public keys of its requests
     for request in map(read_admission_request, requests or ()):
         keys[request.site] = (*keys.get(request.site, ()), request.public_key)
     from polyclinic.server.runs import verify as verification
 
     result = verification.verify_run(receipt, keys)
-    for line in [*result.right, *result.unknown]:
+    for line in [*result.verified, *result.unverified]:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     for fault in result.faults:
         console.print(f"WRONG  {fault}", soft_wrap=True, highlight=False, markup=False)
@@ -346,7 +354,7 @@ def print_server_status(
 
 
 def _print_contract(coordinator: "CoordinatorFolder", experiment: Path, *, as_json: bool) -> None:
-    """Print the contract of an experiment with the connected hospitals; end with 1 unless all agree."""
+    """Print the label contract of an experiment with the connected hospitals; exit with 0 if all agree, else with 1."""
     from polyclinic.strategies.method_list import read_experiment_without_torch
 
     file = read_experiment_without_torch(experiment)
@@ -379,15 +387,17 @@ def count_at_hospitals(
     from polyclinic.common.system.files import find_output_folder_faults
     from polyclinic.server.coordinator.folder import read_coordinator_folder
 
-    coordinator, asked = read_coordinator_folder(folder), read_count_question(question)  # before flwr is imported
+    # Before flwr is imported: a fault shows at once.
+    coordinator = read_coordinator_folder(folder)
+    count_question = read_count_question(question)
     raise_faults(find_output_folder_faults(out) if out is not None else [])
     from polyclinic.server.counts.ask import ask_for_counts
     from polyclinic.server.deployment.questions import open_network_questions
     from polyclinic.server.reporting.counts import show_count_result
 
     os.umask(0o077)  # the files are for this account only
-    with open_network_questions(coordinator, asked.sites, asked.deadline_s) as exchange:
-        result = ask_for_counts(exchange, asked.sent_part)
+    with open_network_questions(coordinator, count_question.sites, count_question.deadline_s) as exchange:
+        result = ask_for_counts(exchange, count_question.sent_part)
     show_count_result(result, console, out, as_json=as_json)
     raise SystemExit(1 if result.silent else 0)
 
@@ -420,7 +430,8 @@ def evaluate_at_hospitals(
     from polyclinic.server.coordinator.folder import read_coordinator_folder
     from polyclinic.server.evaluation.models import find_models_to_send, parse_group_columns
 
-    coordinator, groups = read_coordinator_folder(folder), parse_group_columns(by or ())
+    coordinator = read_coordinator_folder(folder)
+    groups = parse_group_columns(by or ())
     raise_faults(find_output_folder_faults(out) if out is not None else [])
     files = find_models_to_send(models)  # before torch is imported
     from polyclinic.common.evaluation.page import write_evaluation_folder
@@ -429,10 +440,10 @@ def evaluate_at_hospitals(
     from polyclinic.server.evaluation.ask import ask_for_figures
     from polyclinic.server.evaluation.collect import make_question
 
-    asked = make_question(files, groups, title)
+    question = make_question(files, groups, title)
     os.umask(0o077)  # the files are for this account only
     with open_network_questions(coordinator, site or (), deadline_s) as exchange:
-        result = ask_for_figures(exchange, asked)
+        result = ask_for_figures(exchange, question)
     evaluation = result.evaluation
     page = None
     if out is not None and evaluation.data:
@@ -521,9 +532,9 @@ def check_superlink_health(folder: Folder) -> None:
     coordinator = read_coordinator_folder(folder)
     from polyclinic.server.deployment.superlink.control_client import is_superlink_answering
 
-    well = is_superlink_answering(coordinator)
-    print("healthy" if well else "not healthy: the SuperLink does not answer")
-    raise SystemExit(0 if well else 1)
+    is_healthy = is_superlink_answering(coordinator)
+    print("healthy" if is_healthy else "not healthy: the SuperLink does not answer")
+    raise SystemExit(0 if is_healthy else 1)
 
 
 @app.command("revoke")
@@ -577,12 +588,12 @@ def remove_hospital(
     from polyclinic.server.coordinator import admission
 
     admitted = admission.read_admitted_site(coordinator, site)
-    signed = None
+    signed_withdrawal = None
     if withdrawal is not None:
         from polyclinic.server.coordinator.withdrawals import read_withdrawal
 
-        signed = read_withdrawal(coordinator, admitted, withdrawal)
-        reason = reason or signed.statement.reason
+        signed_withdrawal = read_withdrawal(coordinator, admitted, withdrawal)
+        reason = reason or signed_withdrawal.statement.reason
     if not admitted.revoked:
         if not yes:
             _ask_for_confirmation(f"{site} is to leave for ever? Its key is refused from now on.")
@@ -590,13 +601,14 @@ def remove_hospital(
     from polyclinic.server.deployment.removal import format_traces, list_traces_of_site
 
     traces = list_traces_of_site(coordinator, admitted, reason, runs or [])
-    if signed is not None:
+    if signed_withdrawal is not None:
         from polyclinic.server.coordinator.withdrawals import store_withdrawal
 
-        kept = store_withdrawal(coordinator, site, signed)
+        stored_path = store_withdrawal(coordinator, site, signed_withdrawal)
         if not as_json:
-            said = f"{site} signed on {signed.statement.time[:10]} that it leaves; the statement stays in {kept}."
-            console.print(said, soft_wrap=True, highlight=False, markup=False)
+            signing_date = signed_withdrawal.statement.time[:10]
+            message = f"{site} signed on {signing_date} that it leaves; the statement stays in {stored_path}."
+            console.print(message, soft_wrap=True, highlight=False, markup=False)
     if as_json:
         print(format_as_json_text(asdict(traces)))
     else:
@@ -621,10 +633,8 @@ def print_timer_table(
     from polyclinic.strategies.method_list import read_experiment_without_data
 
     planned = read_experiment_without_data(experiment).experiment if experiment else None
-    from polyclinic.server.deployment.timers import (  # once nothing is wrong with the call
-        list_timer_settings,
-        make_timer_table,
-    )
+    # Imported only once the call has no fault, because the import is slow.
+    from polyclinic.server.deployment.timers import list_timer_settings, make_timer_table
 
     all_timers = list_timer_settings(planned)
     if as_json:

@@ -1,4 +1,4 @@
-"""The commands ``flwr-server service``: a unit of systemd, or a Podman quadlet, that keeps ``start`` running."""
+"""The commands ``flwr-server service``: install a systemd unit or a Podman quadlet that runs ``flwr-server start``."""
 
 from pathlib import Path
 from typing import Annotated
@@ -54,9 +54,9 @@ def print_server_service_status(folder: Folder, into: Into = None) -> None:
     Example: flwr-server service status trial
     """
     from polyclinic.common.system.service_files import describe_service
-    from polyclinic.server.deployment.service import SERVER
+    from polyclinic.server.deployment.service import SERVER_PROGRAM
 
-    lines, running = describe_service(SERVER, folder.resolve(), into)
+    lines, running = describe_service(SERVER_PROGRAM, folder.resolve(), into)
     print_lines(lines)
     raise SystemExit(0 if running else 1)
 
@@ -68,6 +68,6 @@ def remove_server_service(folder: Folder, into: Into = None) -> None:
     Example: flwr-server service remove trial
     """
     from polyclinic.common.system.service_files import remove_service
-    from polyclinic.server.deployment.service import SERVER
+    from polyclinic.server.deployment.service import SERVER_PROGRAM
 
-    print_lines(remove_service(SERVER, folder.resolve(), into))
+    print_lines(remove_service(SERVER_PROGRAM, folder.resolve(), into))

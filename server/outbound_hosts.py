@@ -1,4 +1,4 @@
-"""Name every host that an experiment will talk to, and what is sent there, and ask before the first call."""
+"""List the hosts to which an experiment connects and what is sent there; ask the user before the first connection."""
 
 import os
 import re
@@ -20,22 +20,24 @@ from polyclinic.server.runs.tracking import TrackingService, hide_password_in_ur
 from polyclinic.server.simulation.backends.cluster import find_cluster_host
 
 DATA_SECTIONS = ("data", "server_data", "external_test")
+"""Tables of an experiment file that name a data set."""
 
 
 def list_experiment_connections(
     experiment: Experiment, base: Path, *, samples: bool = False, sections: Sequence[str] = DATA_SECTIONS
 ) -> list[OutboundConnection]:
-    """Return every host that a run of an experiment on this machine talks to.
+    """Return the connections to hosts of data sets that a run of an experiment on this machine makes.
 
     Args:
         base: The folder to which paths in the experiment are relative.
-        samples: Show some of the values that are sent, for a terminal.
-        sections: The tables with data sets that the command loads.
+        samples: True to include examples of the values that are sent, to show them at a terminal.
+        sections: The experiment's tables whose data sets the command loads.
 
     Raises:
         BadInput: If the user's file of secrets has a fault.
     """
-    secrets_path, connections = find_user_secrets_path(), list[OutboundConnection]()
+    secrets_path = find_user_secrets_path()
+    connections = list[OutboundConnection]()
     for section in sections:
         spec: DataSpec | None = getattr(experiment, section)
         connections += list_dataset_connections(spec, base, secrets_path, section=section, samples=samples)
@@ -43,7 +45,9 @@ def list_experiment_connections(
 
 
 def list_coordinator_connections(file: ExperimentFile, track: TrackingService | None) -> list[OutboundConnection]:
-    """Return the hosts that the coordinator's own images and MLflow are at; hospitals connect to it, it to none.
+    """Return the coordinator's connections: to hosts of its own data sets and to MLflow.
+
+    The coordinator connects to no hospital; hospitals connect to the coordinator.
 
     Raises:
         BadInput: If the user's file of secrets has a fault.
@@ -56,10 +60,10 @@ def list_coordinator_connections(file: ExperimentFile, track: TrackingService | 
 
 
 def list_cluster_connections(experiment: Experiment, typed: Collection[str] = ()) -> list[OutboundConnection]:
-    """Return the Ray cluster that a simulation joins, if it is not that of this machine.
+    """Return the connection to the Ray cluster that a simulation joins; empty for a cluster on this machine.
 
     Args:
-        typed: Keys of the experiment that the user has set himself, not in its file.
+        typed: Keys of the experiment that the user set on the command line, not in the file.
     """
     section = experiment.simulation
     host = find_cluster_host(section.address) if section.backend == "ray" else ""
@@ -71,46 +75,50 @@ def list_cluster_connections(experiment: Experiment, typed: Collection[str] = ()
 
 
 def list_tracking_connections(track: TrackingService | None) -> list[OutboundConnection]:
-    """Return the MLflow server that ``--track`` and the user's own environment name."""
+    """Return the connection to the MLflow server in ``MLFLOW_TRACKING_URI``; empty without ``--track`` or a server."""
     address = os.environ.get("MLFLOW_TRACKING_URI", "") if track else ""
     if not re.match(r"(?!file:|sqlite:)[a-z0-9+-]+:|databricks$", address, re.IGNORECASE):
         return []  # a folder or a database on this machine
-    shown, sent = hide_password_in_urls(address), ("all settings, and the figures of every round",)
+    shown = hide_password_in_urls(address)
+    sent = ("all settings, and the figures of every round",)
     return [OutboundConnection(HostUse(shown), f"MLflow at {shown}", "--track, MLFLOW_TRACKING_URI", sent, asks=False)]
 
 
 def describe_experiment_hosts(file: ExperimentFile) -> list[str]:
-    """Return lines that name every host that a simulation of an experiment will talk to, or say that it has none."""
+    """Return lines for a person that name each host to which a simulation of an experiment connects."""
     connections = list_experiment_connections(file.experiment, file.base_folder)
     connections += list_cluster_connections(file.experiment)
     if not connections:
         return ["It talks to no other machine."]
-    return ["It talks to other machines:", *(line for each in connections for line in each.describe())]
+    return ["It talks to other machines:", *(line for connection in connections for line in connection.describe())]
 
 
 @contextmanager
 def ask_and_permit_hosts(connections: Iterable[OutboundConnection], *, yes: bool) -> Iterator[None]:
-    """Name the hosts on standard error, ask the person, and let the ``with`` block talk to them.
+    """Print the hosts to standard error, ask the user to agree, and permit connections to them in the ``with`` block.
 
     Args:
-        yes: True if the person has agreed by ``--yes``: the hosts are named, and nothing is asked.
+        yes: True if the user has agreed by ``--yes``: the hosts are printed, and nothing is asked.
 
     Raises:
-        BadInput: If somebody has to be asked, and there is no terminal.
-        typer.Abort: If the person declines.
+        BadInput: If the user has to be asked, and standard input is no terminal.
+        typer.Abort: If the user declines.
     """
     distinct = list(dict.fromkeys(connections))
-    asked = [connection for connection in distinct if connection.asks]
+    needing_consent = [connection for connection in distinct if connection.asks]
     console = EscapingConsole(stderr=True)
     if distinct:
         console.print("This talks to other machines:", soft_wrap=True, highlight=False)
     for connection in distinct:
         for line in connection.describe():
             console.print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
-    if asked and not yes:
+    if needing_consent and not yes:
         if not is_person_at_terminal():
             remedy = "If that is meant, agree with --yes."
-            raise_faults([Fault(each.where, f"{each.address}: nobody is here to agree.", remedy) for each in asked])
+            faults = [
+                Fault(each.where, f"{each.address}: nobody is here to agree.", remedy) for each in needing_consent
+            ]
+            raise_faults(faults)
         typer.confirm("Go on?", abort=True, err=True)
     with permit_hosts((connection.use for connection in distinct), find_user_secrets_path()):
         yield
@@ -123,12 +131,13 @@ def ask_for_experiments(
     yes: bool,
     track: TrackingService | None = None,
 ) -> AbstractContextManager[None]:
-    """Name every host that simulations of these experiments talk to, and ask (:func:`ask_and_permit_hosts`).
+    """Return the context of :func:`ask_and_permit_hosts` for the hosts of simulations of these experiments.
 
     Args:
-        overrides: What the person has typed after ``--set``.
+        overrides: Values of the option ``--set``, ``KEY=VALUE``.
     """
-    connections, samples = list[OutboundConnection](), is_person_at_terminal()
+    connections = list[OutboundConnection]()
+    samples = is_person_at_terminal()
     typed = {text.partition("=")[0].strip() for text in overrides}
     for file in files:
         connections += list_experiment_connections(file.experiment, file.base_folder, samples=samples)
@@ -137,7 +146,10 @@ def ask_for_experiments(
 
 
 def ask_for_data(path: Path | None, *, yes: bool) -> AbstractContextManager[None]:
-    """Name every host that reading the images of ``[data]`` talks to, and ask; no other file than a TOML names one.
+    """Return the context of :func:`ask_and_permit_hosts` for the hosts of the data set in the table ``[data]``.
+
+    Args:
+        path: TOML file of an experiment or a site. Other files, and None, name no host.
 
     Raises:
         BadInput: If the experiment file has a fault, or no ``[data]``.
@@ -156,14 +168,14 @@ def ask_for_data(path: Path | None, *, yes: bool) -> AbstractContextManager[None
 def permit_listed_hosts(
     files: Iterable[ExperimentFile], allow_hosts: Sequence[str], typed: Collection[str] = ()
 ) -> Iterator[None]:
-    """Let the ``with`` block talk to the hosts of experiments, all of which a Python caller must have listed.
+    """Permit connections to the hosts of experiments in the ``with`` block, for callers from Python.
 
     Args:
-        allow_hosts: Addresses such as ``"https://pacs.example"``, and those of Ray clusters.
-        typed: Keys of the experiment that the caller has set himself, not in its file.
+        allow_hosts: Addresses to which the caller agrees, such as ``"https://pacs.example"``, or of Ray clusters.
+        typed: Keys of the experiment that the caller set as arguments, not in the file.
 
     Raises:
-        BadInput: With every host that is not listed, and what would be sent there.
+        BadInput: For each host that is not in ``allow_hosts``, with the data that would be sent there.
     """
     connections = list[OutboundConnection]()
     for file in files:
@@ -185,7 +197,7 @@ def permit_listed_hosts(
 
 
 def is_person_at_terminal() -> bool:
-    """Return True if somebody can answer a question: standard input is a terminal."""
+    """Return True if standard input is a terminal, so that a person can answer a question."""
     return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
 
 
@@ -193,4 +205,4 @@ def _normalize_listed_host(host: str) -> str:
     try:
         return normalize_host(host)
     except ValueError:
-        return host  # of a Ray cluster
+        return host  # the address of a Ray cluster is not a URL

@@ -706,7 +706,7 @@ def _evaluate_several_models(asked: SeveralModels, csv_options: Sequence[str], *
         from polyclinic.common.evaluation.results import format_for_terminal, make_json
         from polyclinic.server.export.several_models import evaluate_several_models
 
-        evaluation = evaluate_several_models(files, data, groupings, every=asked.every)
+        evaluation = evaluate_several_models(files, data, groupings, all_parts=asked.every)
     page = None
     if asked.out is not None:
         page = write_evaluation_folder(evaluation, asked.out, "Models on labelled images", private=False)

@@ -13,7 +13,7 @@ from polyclinic.common.config import read_experiment
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.terminal import ProgressFormat
-from polyclinic.server.runs.folder import DEMO_MARK, find_demo_folder_faults
+from polyclinic.server.runs.folder import DEMO_MARK_FILE, find_demo_folder_faults
 from polyclinic.server.runs.tracking import TrackingService, open_mlflow_store
 from polyclinic.studies.trial import Trial, check_trials, refuse_seed_override
 
@@ -147,7 +147,7 @@ def run_demo(out: Path, backend: str | None, console: Console) -> None:
     raise_faults(find_demo_folder_faults(out))
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    write_atomically(out / DEMO_MARK, b"flwr-sim demo may remove this folder.\n")
+    write_atomically(out / DEMO_MARK_FILE, b"flwr-sim demo may remove this folder.\n")
     console.print(INTRODUCTION)
     for method in METHODS:
         console.print(f"Training [bold]{method}[/] ...")

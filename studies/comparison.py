@@ -31,7 +31,7 @@ from polyclinic.common.system.plain_text import (
     list_first_and_count_rest,
 )
 from polyclinic.server.reporting.run_claims import (
-    MOST_NAMED,
+    MAX_NAMES,
     ONE_SCORE_CAUSE,
     THRESHOLDS_HEADING,
     describe_way_to_mean_auroc,
@@ -538,7 +538,7 @@ def _describe_classes_outside_means(summaries: Sequence[RunSummary]) -> Iterator
     if not left_out:
         return
     words = [f"“{name}” ({positives:,})" for name, positives in sorted(most_positives.items())]
-    names = list_first_and_count_rest(words, MOST_NAMED)
+    names = list_first_and_count_rest(words, MAX_NAMES)
     rule = f"mean AUROC counts the classes that {MIN_POSITIVES} test images or more show"
     if counted <= left_out:
         remedy = next(filter(None, map(describe_way_to_mean_auroc, summaries)), "")
@@ -575,7 +575,7 @@ def _describe_poor_training(label: str, seeds: Seeds) -> Iterator[str]:
 def _list_classes_with_run_counts(counts: Counter[str], of_all: int) -> str:
     """Return classes as a list, each with its number of runs: ``"“edema” (1 of 2 runs) and “mass” (2 of 2 runs)"``."""
     runs = format_count_with_noun(of_all, "run")
-    return list_first_and_count_rest([f"“{name}” ({count} of {runs})" for name, count in counts.items()], MOST_NAMED)
+    return list_first_and_count_rest([f"“{name}” ({count} of {runs})" for name, count in counts.items()], MAX_NAMES)
 
 
 def _count_seeds(seeds: Sequence[int], of_all: int) -> str:

@@ -14,7 +14,7 @@ from polyclinic.common.reporting.plot import Axis, Plot
 from polyclinic.common.reporting.svg import DOTTED, LINE_COLOR, SeriesStyle, choose_series_styles
 from polyclinic.common.system.plain_text import format_number, format_signed
 from polyclinic.server.reporting.page import AnnotatedClassGroup, write_template_page
-from polyclinic.server.reporting.run_figures import BAND, CHANCE, label_class_rows, measure_class_rows
+from polyclinic.server.reporting.run_figures import CHANCE_AUROC, MARKER_BAND, label_class_rows, measure_class_rows
 from polyclinic.server.runs.reader import RunFolderContent
 from polyclinic.studies import claims
 from polyclinic.studies.claims import MEASURE_NAMES, format_markdown_table, format_mean_and_sd, format_p_value
@@ -113,7 +113,7 @@ def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[Annot
     positions = label_class_rows(plot, groups)
     styles = choose_series_styles(len(methods))
     for lane, (method, style) in enumerate(zip(methods, styles, strict=True)):
-        beside = BAND * ((lane + 0.5) / len(methods) - 0.5)
+        beside = MARKER_BAND * ((lane + 0.5) / len(methods) - 0.5)
         rows = {name: row + beside for name, row in positions.items()}
         for name, (low, high) in method.intervals.items():
             if name in rows:
@@ -126,8 +126,8 @@ def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[Annot
 
     ends = [end for method in methods for interval in method.intervals.values() for end in interval]
     values = [value for method in methods for value in method.per_class.values() if value is not None]
-    if min([*values, *ends], default=CHANCE) < NEAR_CHANCE:
-        plot.add_vertical_rule(CHANCE, dash=DOTTED)
+    if min([*values, *ends], default=CHANCE_AUROC) < NEAR_CHANCE:
+        plot.add_vertical_rule(CHANCE_AUROC, dash=DOTTED)
     height = measure_class_rows(groups) * max(1.0, LANE * len(methods))
     legend = [make_marker_entry(method.label, style) for method, style in zip(methods, styles, strict=True)]
     about = "Dot chart: AUROC of every class by method; the table has the numbers."

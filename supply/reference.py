@@ -25,7 +25,7 @@ from polyclinic.common.system.docstrings import read_attribute_texts
 from polyclinic.common.system.stopping import STOPPED_EXIT_CODE
 from polyclinic.common.wire.codec import list_record_field_names
 from polyclinic.server.deployment.supervisor import RunExitCode
-from polyclinic.server.reporting.live.files import SENTENCES
+from polyclinic.server.reporting.live.files import EVENT_SENTENCES
 from polyclinic.server.runs.reader import RunSummary
 from supply.blocks import format_table, list_blocks, write_block
 from supply.experiment_keys import list_blocks_of_keys
@@ -125,7 +125,7 @@ def describe_summary() -> str:
 
 def describe_events() -> str:
     """Return the table of the events of ``events.jsonl``, each with its sentence."""
-    return format_table(("event", "sentence"), [(f"`{name}`", text) for name, text in SENTENCES.items()])
+    return format_table(("event", "sentence"), [(f"`{name}`", text) for name, text in EVENT_SENTENCES.items()])
 
 
 def describe_count_tables() -> str:

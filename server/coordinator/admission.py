@@ -1,4 +1,4 @@
-"""Admitted sites: a file for each, with its public key, the classes and images it may claim, and its revocation."""
+"""Admission and revocation of sites; each admitted site has a file ``sites/NAME.toml``."""
 
 import datetime as dt
 import unicodedata
@@ -26,7 +26,9 @@ from polyclinic.server.coordinator.authority import read_authority_certificate
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.strategies.engine.claims import ClaimsBySite, SiteAdmissionLimits
 
-MOST_CLASSES, LONGEST_NAME = 10_000, 100
+MAX_CLAIMABLE_CLASSES = 10_000
+MAX_NAME_LENGTH = 100
+"""Greatest number of characters of a class name."""
 
 
 class AdmittedSite(TomlSection):
@@ -35,8 +37,8 @@ class AdmittedSite(TomlSection):
     Attributes:
         admitted: Time at which the present key was admitted.
         first_admitted: Time at which a site of this name was admitted first; empty in a file of an earlier release,
-            where ``admitted`` stands for it. Of sites that contradict each other in a run, the one that was admitted
-            first prevails: a hospital must not lose its place by a new key, and none can gain one.
+            for which ``admitted`` is used. If two sites contradict each other in a run, the site that was admitted
+            first prevails. A new key does not change this order.
         classes: Canonical names of the classes that the site may claim to annotate; empty for any.
         max_images: Most training images that the site may claim; 0 for any number.
         old_keys: Earlier, revoked keys of the site; none of them can be admitted again.
@@ -62,10 +64,10 @@ class AdmittedSite(TomlSection):
         return text
 
     @property
-    def place(self) -> tuple[dt.datetime, str]:
-        """Return the key that sorts sites by first admission.
+    def admission_order(self) -> tuple[dt.datetime, str]:
+        """Return the sort key (time of the first admission, site name).
 
-        Earlier releases stored whole seconds. Names decide between sites that these admitted within one second.
+        Earlier releases stored times in whole seconds, so two sites may have the same time. Then the name decides.
         """
         return _parse_utc_time(self.first_admitted or self.admitted), self.site
 
@@ -73,10 +75,11 @@ class AdmittedSite(TomlSection):
     @classmethod
     def _check_claimable_classes(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
-                raise ValueError(f"{name[:LONGEST_NAME]!r} cannot be a class: 1 to {LONGEST_NAME} characters that show")
-        if len(set(names)) < len(names) or len(names) > MOST_CLASSES:
-            raise ValueError(f"each class stands there once, and no more than {MOST_CLASSES:,} of them")
+            if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > MAX_NAME_LENGTH:
+                shown = repr(name[:MAX_NAME_LENGTH])
+                raise ValueError(f"{shown} cannot be a class: 1 to {MAX_NAME_LENGTH} characters that show")
+        if len(set(names)) < len(names) or len(names) > MAX_CLAIMABLE_CLASSES:
+            raise ValueError(f"each class stands there once, and no more than {MAX_CLAIMABLE_CLASSES:,} of them")
         return names
 
     @field_validator("old_keys")
@@ -114,8 +117,8 @@ def find_admission_faults(coordinator: CoordinatorFolder, request: SiteAdmission
     sites = read_all_admitted_sites(coordinator)
     where = f"{request.site}.request"
     faults = []
-    named = sites.get(request.site)
-    if named and not named.revoked and not is_same_public_key(named.public_key, request.public_key):
+    admitted = sites.get(request.site)
+    if admitted and not admitted.revoked and not is_same_public_key(admitted.public_key, request.public_key):
         words = f"{quote_for_shell(coordinator.folder)} {quote_for_shell(request.site)}"
         remedy = f"If this is the same hospital with a new key: flwr-server revoke {words}"
         faults.append(Fault(where, f'the name "{request.site}" is taken by another key.', remedy))
@@ -123,7 +126,7 @@ def find_admission_faults(coordinator: CoordinatorFolder, request: SiteAdmission
     if len(alphabets) > 1:
         problem = f"its name mixes letters of {' and '.join(sorted(alphabets))}, of which some look alike."
         faults.append(Fault(where, problem, "The site takes a name in one alphabet: flwr-client init."))
-    if request.site != request.site.strip() and named is None:
+    if request.site != request.site.strip() and admitted is None:
         problem = "its name ends with a space, which nobody sees or hears on the telephone."
         faults.append(Fault(where, problem, "The site takes its name without the space: flwr-client init."))
     for site in sites.values():
@@ -132,17 +135,18 @@ def find_admission_faults(coordinator: CoordinatorFolder, request: SiteAdmission
                 f'its name differs from the admitted site "{site.site}" in capitals, spaces or forms of letters only.'
             )
             faults.append(Fault(where, problem, "The site takes another name: flwr-client init."))
-        same = is_same_public_key(site.public_key, request.public_key)
-        revoked = (same and site.revoked) or any(is_same_public_key(key, request.public_key) for key in site.old_keys)
-        if revoked or (same and site.site != request.site):
-            problem = f'its key was {"revoked" if revoked else "admitted"} under the name "{site.site}".'
-            remedy = "flwr-client init DIR --renew-key" if revoked else "another folder, flwr-client init"
+        is_present_key = is_same_public_key(site.public_key, request.public_key)
+        is_old_key = any(is_same_public_key(key, request.public_key) for key in site.old_keys)
+        is_revoked = is_old_key or (is_present_key and site.revoked)
+        if is_revoked or (is_present_key and site.site != request.site):
+            problem = f'its key was {"revoked" if is_revoked else "admitted"} under the name "{site.site}".'
+            remedy = "flwr-client init DIR --renew-key" if is_revoked else "another folder, flwr-client init"
             faults.append(Fault(where, problem, f"The site makes a new key: {remedy}."))
     return faults
 
 
 def _make_name_key(name: str) -> str:
-    """Return a name without capitals, extra spaces and forms of letters, which is equal for names that look alike."""
+    """Return a normalized site name, which is equal for names that differ only in case, spaces or Unicode form."""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
     with_dots = folded.replace("\u0131", "i").replace("i\u0307", "i")  # the two letters i of Turkish
     return " ".join(with_dots.split())
@@ -155,7 +159,7 @@ def make_site_claim_limits_reader(coordinator: CoordinatorFolder, members: Colle
     the limits of its last successful read.
 
     Args:
-        members: The sites of the run; empty for all. What others may claim has no say in the run.
+        members: The sites of the run; empty for all. Limits of other sites are not returned.
     """
     last = dict[str, SiteAdmissionLimits]()
 
@@ -165,7 +169,7 @@ def make_site_claim_limits_reader(coordinator: CoordinatorFolder, members: Colle
         except BadInput:
             return last
         last.clear()
-        for order, site in enumerate(sorted(sites.values(), key=lambda site: site.place)):
+        for order, site in enumerate(sorted(sites.values(), key=lambda site: site.admission_order)):
             last[site.site] = SiteAdmissionLimits(frozenset(site.classes), site.max_images, order)
         return last
 
@@ -207,8 +211,9 @@ def admit_site(
         BadInput: If the name, the key or a class cannot be used.
     """
     raise_faults(find_admission_faults(coordinator, request))
-    read_authority_certificate(coordinator)  # without one there is no kit to send
+    read_authority_certificate(coordinator)  # before a file is written: without it no kit can be made
     now = _format_utc_now()
+
     site: dict[str, Any] = {"site": request.site, "public_key": request.public_key, "admitted": now}
     site["first_admitted"] = now
     if old := read_all_admitted_sites(coordinator).get(request.site):
@@ -251,7 +256,7 @@ def _make_kit_heading(site: str, phrase: str) -> str:
 
 
 def read_admitted_site(coordinator: CoordinatorFolder, name: str) -> AdmittedSite:
-    """Return a site that was admitted, also one that is revoked.
+    """Return the site with this name that was admitted, even if it is revoked.
 
     Raises:
         BadInput: If no such site was admitted.

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
@@ -26,13 +25,15 @@ from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.common.system.preflight import find_certificate_date_faults
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 
-AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
+AUTHORITY_CERTIFICATE_DAYS = 3650
+SERVER_CERTIFICATE_DAYS = 397
 RENEW_BEFORE_DAYS = 30
-_NO_AUTHORITY = "Without it no certificate can be issued; put a copy back, or start a new folder and new kits."
-UNREADABLE = (OSError, *UNREADABLE_CERTIFICATE_ERRORS)
-"""Errors of reading a key or certificate; TypeError is that of a key with a password."""
-_ALWAYS = ("localhost", "127.0.0.1")  # by which flwr-server reaches its own SuperLink
-_NO_USAGES = (
+"""Days before expiry at which the signing certificate is renewed, and a warning about the server's is printed."""
+_LOST_AUTHORITY_REMEDY = "Without it no certificate can be issued; put a copy back, or start a new folder and new kits."
+CERTIFICATE_READ_ERRORS = (OSError, *UNREADABLE_CERTIFICATE_ERRORS)
+"""Exceptions of reading a key or certificate. A key that is protected by a password raises TypeError."""
+_LOCAL_HOSTS = ("localhost", "127.0.0.1")  # flwr-server reaches its SuperLink by these names
+_UNUSED_KEY_USAGES = (
     "content_commitment",
     *("key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"),
 )
@@ -42,13 +43,13 @@ def make_certificate_authority(coordinator: CoordinatorFolder) -> None:
     """Create the authority's key and certificate; never overwrite an existing key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = make_certificate_subject(f"{coordinator.file.name} (Polyclinic authority)")
-    builder = make_certificate_builder(name, name, key.public_key(), AUTHORITY_DAYS, is_authority=True)
+    builder = make_certificate_builder(name, name, key.public_key(), AUTHORITY_CERTIFICATE_DAYS, is_authority=True)
     certificate = builder.sign(key, hashes.SHA256())
     write_secret_file(coordinator.authority_path / "ca.key", _encode_private_key_pem(key))
-    write_atomically(coordinator.ca_certificate_path, certificate.public_bytes(form.Encoding.PEM))
+    write_atomically(coordinator.ca_certificate_path, certificate.public_bytes(serialization.Encoding.PEM))
 
 
-def issue_server_certificate(coordinator: CoordinatorFolder, days: float = SERVER_DAYS) -> None:
+def issue_server_certificate(coordinator: CoordinatorFolder, days: float = SERVER_CERTIFICATE_DAYS) -> None:
     """Issue the server's certificate for the hosts in ``coordinator.toml``, with a new key; replace earlier files.
 
     Args:
@@ -58,7 +59,7 @@ def issue_server_certificate(coordinator: CoordinatorFolder, days: float = SERVE
         BadInput: If the authority's key or certificate cannot be read.
     """
     names = list[x509.GeneralName]()
-    for host in dict.fromkeys((*coordinator.file.hosts, *_ALWAYS)):
+    for host in dict.fromkeys((*coordinator.file.hosts, *_LOCAL_HOSTS)):
         try:
             names.append(x509.IPAddress(ipaddress.ip_address(host)))
         except ValueError:
@@ -84,7 +85,7 @@ def ensure_valid_signing_key(coordinator: CoordinatorFolder) -> tuple[ec.Ellipti
     identity = _read_signing_key_and_certificate(coordinator)
     if identity is None:
         name, usage = f"{coordinator.file.name} (Polyclinic requests)", x509.ExtendedKeyUsage([REQUEST_SIGNING_PURPOSE])
-        _issue_certificate(coordinator, "signing", name, SERVER_DAYS, (usage, True))
+        _issue_certificate(coordinator, "signing", name, SERVER_CERTIFICATE_DAYS, (usage, True))
         identity = _read_signing_key_and_certificate(coordinator)
     assert identity is not None, "it was issued just now"
     return identity
@@ -94,15 +95,17 @@ def _read_signing_key_and_certificate(
     coordinator: CoordinatorFolder,
 ) -> tuple[ec.EllipticCurvePrivateKey, bytes] | None:
     try:
-        key = form.load_pem_private_key((coordinator.authority_path / "signing.key").read_bytes(), None)
+        key = serialization.load_pem_private_key((coordinator.authority_path / "signing.key").read_bytes(), None)
         certificate = _load_certificate(coordinator.authority_path / "signing.crt")
         certificate.verify_directly_issued_by(_load_certificate(coordinator.ca_certificate_path))
-    except (*UNREADABLE, InvalidSignature):
+    except (*CERTIFICATE_READ_ERRORS, InvalidSignature):
         return None
     time_left = certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
     if time_left.days < RENEW_BEFORE_DAYS or not isinstance(key, ec.EllipticCurvePrivateKey):
         return None
-    return (key, certificate.public_bytes(form.Encoding.DER)) if key.public_key() == certificate.public_key() else None
+    if key.public_key() != certificate.public_key():
+        return None
+    return key, certificate.public_bytes(serialization.Encoding.DER)
 
 
 def _issue_certificate(
@@ -124,7 +127,7 @@ def _issue_certificate(
     key_path.unlink(missing_ok=True)
     write_secret_file(key_path, _encode_private_key_pem(key))
     certificate = builder.sign(authority_key, hashes.SHA256())
-    write_atomically(coordinator.authority_path / f"{stem}.crt", certificate.public_bytes(form.Encoding.PEM))
+    write_atomically(coordinator.authority_path / f"{stem}.crt", certificate.public_bytes(serialization.Encoding.PEM))
 
 
 def read_authority_certificate(coordinator: CoordinatorFolder) -> str:
@@ -135,11 +138,11 @@ def read_authority_certificate(coordinator: CoordinatorFolder) -> str:
     """
     try:
         certificate = _load_certificate(coordinator.ca_certificate_path)
-        certificate.public_key()  # damaged perhaps: the phrase is computed from it
-    except UNREADABLE as error:
+        certificate.public_key()  # raises if the key is damaged: the phrase is computed from it
+    except CERTIFICATE_READ_ERRORS as error:
         problem = f"cannot be read: {_explain_certificate_read_error(error)}."
-        raise BadInput([Fault(str(coordinator.ca_certificate_path), problem, _NO_AUTHORITY)]) from None
-    return certificate.public_bytes(form.Encoding.PEM).decode()
+        raise BadInput([Fault(str(coordinator.ca_certificate_path), problem, _LOST_AUTHORITY_REMEDY)]) from None
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()
 
 
 def count_certificate_days_left(coordinator: CoordinatorFolder) -> float:
@@ -159,28 +162,28 @@ def find_server_certificate_faults(coordinator: CoordinatorFolder) -> list[Fault
     try:
         authority = _load_certificate(coordinator.ca_certificate_path)
         certificate.verify_directly_issued_by(authority)
-    except (*UNREADABLE, InvalidSignature):
+    except (*CERTIFICATE_READ_ERRORS, InvalidSignature):
         problem = "was not issued by the authority of this folder, authority/ca.crt, or that one cannot be read."
         return [Fault("authority/server.crt", problem, remedy)]
     try:
-        key = form.load_pem_private_key((coordinator.authority_path / "server.key").read_bytes(), None)
-        belongs = key.public_key() == certificate.public_key()
-    except UNREADABLE as error:
+        key = serialization.load_pem_private_key((coordinator.authority_path / "server.key").read_bytes(), None)
+        is_matching_key = key.public_key() == certificate.public_key()
+    except CERTIFICATE_READ_ERRORS as error:
         return [Fault("authority/server.key", f"cannot be read: {_explain_certificate_read_error(error)}.", remedy)]
-    if not belongs:
+    if not is_matching_key:
         return [Fault("authority/server.key", "is not the key of authority/server.crt.", remedy)]
-    too_old = "Without a valid authority no hospital connects: start a new folder, and send new kits."
+    authority_remedy = "Without a valid authority no hospital connects: start a new folder, and send new kits."
     if dates := [
         *find_certificate_date_faults("authority/server.crt", certificate, remedy),
-        *find_certificate_date_faults("authority/ca.crt", authority, too_old),
+        *find_certificate_date_faults("authority/ca.crt", authority, authority_remedy),
     ]:
         return dates
     try:
         alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-        covered = {str(name.value) for name in alternatives}
+        certified_hosts = {str(name.value) for name in alternatives}
     except (x509.ExtensionNotFound, ValueError):
-        covered = set()
-    missing = [host for host in coordinator.file.hosts if host not in covered]
+        certified_hosts = set()
+    missing = [host for host in coordinator.file.hosts if host not in certified_hosts]
     return [Fault("authority/server.crt", f"is not for the host {host}.", remedy) for host in missing]
 
 
@@ -206,7 +209,7 @@ def make_certificate_builder(
         .not_valid_after(now + dt.timedelta(days=days))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.BasicConstraints(ca=is_authority, path_length=0 if is_authority else None), critical=True)
-        .add_extension(x509.KeyUsage(**dict.fromkeys(_NO_USAGES, False), **usages), critical=True)
+        .add_extension(x509.KeyUsage(**dict.fromkeys(_UNUSED_KEY_USAGES, False), **usages), critical=True)
     )
 
 
@@ -216,23 +219,24 @@ def make_certificate_subject(common_name: str) -> x509.Name:
 
 
 def _encode_private_key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+    encoding, container = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    return key.private_bytes(encoding, container, serialization.NoEncryption())
 
 
 def _read_authority_key_and_certificate(
     coordinator: CoordinatorFolder,
 ) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     try:
-        key = form.load_pem_private_key((coordinator.authority_path / "ca.key").read_bytes(), None)
+        key = serialization.load_pem_private_key((coordinator.authority_path / "ca.key").read_bytes(), None)
         certificate = _load_certificate(coordinator.ca_certificate_path)
-        certificate.subject, certificate.extensions  # noqa: B018 - read when asked for, and damaged perhaps
-        belongs = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
-    except UNREADABLE as error:
+        certificate.subject, certificate.extensions  # noqa: B018 - parsed at access, which raises if they are damaged
+        is_matching_key = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
+    except CERTIFICATE_READ_ERRORS as error:
         problem = f"the authority cannot be read: {_explain_certificate_read_error(error)}."
-        raise BadInput([Fault(str(coordinator.authority_path), problem, _NO_AUTHORITY)]) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not belongs:
+        raise BadInput([Fault(str(coordinator.authority_path), problem, _LOST_AUTHORITY_REMEDY)]) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not is_matching_key:
         problem = "ca.key is not the key of ca.crt."
-        raise BadInput([Fault(str(coordinator.authority_path), problem, _NO_AUTHORITY)])
+        raise BadInput([Fault(str(coordinator.authority_path), problem, _LOST_AUTHORITY_REMEDY)])
     return key, certificate
 
 
@@ -250,7 +254,7 @@ def _read_server_certificate(coordinator: CoordinatorFolder) -> x509.Certificate
     path: Path = coordinator.authority_path / "server.crt"
     try:
         return _load_certificate(path)
-    except UNREADABLE as error:
+    except CERTIFICATE_READ_ERRORS as error:
         remedy = f"Run: flwr-server init {quote_for_shell(coordinator.folder)} --renew"
         raise BadInput(
             [Fault(str(path), f"cannot be read: {_explain_certificate_read_error(error)}.", remedy)]

@@ -7,7 +7,7 @@ Content of the folder:
     sites/NAME.toml     an admitted or revoked site
     kits/NAME.kit       connection kit for a hospital
     state/              the SuperLink's database and control socket, locks, state of the current run
-    removed/NAME.json   what was found when a site left; NAME.withdrawal: its signed statement
+    removed/NAME.json   runs and models with updates of a site that left; NAME.withdrawal: its signed statement
     logs/superlink.log
 """
 
@@ -39,7 +39,7 @@ _HOST = re.compile(
     r"(?=.{1,253}$)([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*"
 )
 
-Port = Field(ge=1, le=65535)
+PortField = Field(ge=1, le=65535)
 
 
 def normalize_host(host: str) -> str:
@@ -49,7 +49,8 @@ def normalize_host(host: str) -> str:
         ValueError: If the text is neither a host name nor an address.
     """
     with contextlib.suppress(ValueError):
-        if "%" not in (address := str(ipaddress.ip_address(host))):  # a zone is of this machine only
+        # The zone of an IPv6 address, after %, has a meaning on this machine only.
+        if "%" not in (address := str(ipaddress.ip_address(host))):
             return address
     if re.fullmatch(r"[\d.]+", host) or not _HOST.fullmatch(host):
         raise ValueError(f'"{host}" is neither a host name nor an address; give it without https:// and port')
@@ -57,11 +58,11 @@ def normalize_host(host: str) -> str:
 
 
 class RetentionSettings(TomlSection):
-    """How long the coordinator keeps what nobody needs after a run: ``[retention]``.
+    """The table ``[retention]`` of ``coordinator.toml``: how long working files of finished runs are kept.
 
     Attributes:
-        working_files_days: Days after the end of a run that is done for which its ``updates/`` and ``checkpoints/``
-            stay; None to keep them.
+        working_files_days: Days after the end of a finished run at which its ``updates/`` and ``checkpoints/`` are
+            deleted; None to keep them.
     """
 
     working_files_days: int | None = Field(None, ge=1)
@@ -80,7 +81,7 @@ class CoordinatorTomlContent(TomlSection):
     name: str
     hosts: tuple[str, ...] = Field(min_length=1)
     listen: str = "0.0.0.0"
-    port: int = Port
+    port: int = PortField
     connections: int = Field(default=1000, ge=16, le=100_000)
     retention: RetentionSettings = RetentionSettings()
 
@@ -189,7 +190,7 @@ def lock_run_members(coordinator: CoordinatorFolder, members: Collection[str]) -
             side.
 
     Raises:
-        BadInput: If another run of these sites is at work.
+        BadInput: If another run of these sites is in progress.
     """
     if not members:
         with lock_coordinator_folder(coordinator, "run"):
@@ -219,7 +220,7 @@ def lock_run_members(coordinator: CoordinatorFolder, members: Collection[str]) -
 
 
 def _name_runs_at_work(coordinator: CoordinatorFolder, site: str = "") -> str:
-    """Return the end of a sentence that names the runs at work; empty if none has begun, as before a roll call."""
+    """Return ": " and the names of the runs in progress, to end a message with; empty if no run has begun."""
     runs = describe_runs_at_work(coordinator.state_path, site)
     return f": {runs}" if runs else ""
 

@@ -12,7 +12,7 @@ from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.common.system.toml import validate_tables
 from polyclinic.server.coordinator.admission import read_unrevoked_sites, write_connection_kit
 from polyclinic.server.coordinator.authority import (
-    SERVER_DAYS,
+    SERVER_CERTIFICATE_DAYS,
     issue_server_certificate,
     make_certificate_authority,
     read_authority_certificate,
@@ -58,21 +58,23 @@ def make_coordinator_folder(folder: Path, name: str, hosts: Sequence[str], *, li
         make_certificate_authority(coordinator)
         issue_server_certificate(coordinator)
         write_coordinator_toml(folder, coordinator.file)
-    word = quote_for_shell(folder)
+    quoted_folder = quote_for_shell(folder)
     return [
         f"{folder / COORDINATOR_FILE}: name, hosts and port.",
         f"{coordinator.authority_path}: the certificate authority of this federation and the server's certificate, for"
-        f" {', '.join(coordinator.file.hosts)}; valid {SERVER_DAYS} days. Keep a copy of ca.key in a safe place.",
+        f" {', '.join(coordinator.file.hosts)}; valid {SERVER_CERTIFICATE_DAYS} days. "
+        "Keep a copy of ca.key in a safe place.",
         "The phrase of this authority, which you read out to each hospital by telephone:",
         f"    {compute_certificate_phrase(read_authority_certificate(coordinator))}",
         f"Hospitals will connect to {coordinator.public_address}: open this port, and no other.",
-        f"Next, in any order: flwr-server start {word}; for each hospital flwr-server admit {word} NAME.request",
+        f"Next, in any order: flwr-server start {quoted_folder}; "
+        f"for each hospital flwr-server admit {quoted_folder} NAME.request",
     ]
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where hospitals reach the coordinator; what is empty or None stays as ``coordinator.toml`` has it.
+    """The address of the coordinator for hospitals. An empty or None value leaves ``coordinator.toml`` unchanged.
 
     Attributes:
         hosts: Names and addresses by which hospitals reach this machine.
@@ -87,10 +89,11 @@ class Endpoint:
 def renew_server_certificate(folder: Path, endpoint: Endpoint, name: str = "") -> list[str]:
     """Issue a new server certificate by the same authority, and return lines to print.
 
-    What ``endpoint`` has is written into the settings. Connection kits are written anew if their address may change.
+    The values of ``endpoint`` are written into ``coordinator.toml``. Connection kits are written again if their address
+    may change.
 
     Args:
-        name: The federation's name if it was given; it must be the present one, which the authority bears.
+        name: Value of ``--name``: empty or the present name of the federation, which is in the authority's certificate.
 
     Raises:
         BadInput: If the folder is not a coordinator's folder, an option is not valid, or the name is another one.
@@ -114,7 +117,7 @@ def renew_server_certificate(folder: Path, endpoint: Endpoint, name: str = "") -
         coordinator = write_coordinator_toml(folder, content)
     issue_server_certificate(coordinator)
     lines = [
-        f"A new certificate for {', '.join(coordinator.file.hosts)}, valid {SERVER_DAYS} days.",
+        f"A new certificate for {', '.join(coordinator.file.hosts)}, valid {SERVER_CERTIFICATE_DAYS} days.",
         f"It counts from the next start: stop flwr-server start {quote_for_shell(folder)} and start it again.",
         "The authority and its phrase stay:",
         f"    {compute_certificate_phrase(read_authority_certificate(coordinator))}",

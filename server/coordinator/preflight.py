@@ -39,7 +39,7 @@ def find_network_run_faults(coordinator: CoordinatorFolder, out: Path, *, resume
 
 
 def make_no_superlink_fault(coordinator: CoordinatorFolder) -> Fault:
-    """Return the error for a run that finds no running SuperLink."""
+    """Return the fault of a command that needs a running SuperLink and finds none."""
     if is_coordinator_command_running(coordinator, "start"):
         problem = "flwr-server start is at work on this folder, but its SuperLink does not answer."
         remedy = f"Wait until it says ready; if it does not, {coordinator.log_path} says why."
@@ -58,15 +58,19 @@ def count_expected_sites(coordinator: CoordinatorFolder, file: ExperimentFile, s
     Raises:
         BadInput: If no site is admitted, or the number is above that of admitted sites or below ``min_sites``.
     """
-    participation, faults = file.experiment.participation, list[Fault]()
-    admitted, needed = read_unrevoked_sites(coordinator), participation.min_sites
+    participation = file.experiment.participation
+    admitted = read_unrevoked_sites(coordinator)
+    needed = participation.min_sites
+    faults = list[Fault]()
     unknown = sorted(set(participation.sites) - admitted.keys())
     if unknown and not resume:
         problem = f"has {quote_names(unknown)}, and {quote_names(sorted(admitted)) or 'none'} are admitted."
         faults.append(Fault(f"{file.path.name}: participation.sites", problem))
     if participation.sites:
         admitted = {name: site for name, site in admitted.items() if name in participation.sites}
-    expected = min(sites, len(admitted)) if sites and resume else sites or len(admitted)
+    expected = sites or len(admitted)
+    if resume:
+        expected = min(expected, len(admitted))
     if not admitted:
         faults.append(Fault(str(coordinator.folder), "no site is admitted.", "flwr-server admit DIR NAME.request"))
     elif expected > len(admitted):

@@ -11,23 +11,23 @@ from pathlib import Path
 
 from polyclinic.common.system.files import write_atomically
 
-CONNECTIONS = "connections.json"
-SIGNED_OFF = "signed-off.json"
-"""Written by the SuperLink, which a site tells that it leaves; a lost site tells nobody."""
-SOCKET = "control.sock"
-_lock = threading.Lock()
+CONNECTIONS_FILE = "connections.json"
+SIGN_OFFS_FILE = "signed-off.json"
+"""File in which the SuperLink records the sites that have signed off. A site whose connection is lost is not in it."""
+CONTROL_SOCKET = "control.sock"
+_sign_offs_lock = threading.Lock()
 
 
 def write_site_connections(state: Path, online: Mapping[str, bool]) -> None:
     """Write to ``state/connections.json`` whether each site is connected."""
     content = {"pid": os.getpid(), "online": dict(online)}
-    write_atomically(state / CONNECTIONS, json.dumps(content).encode(), durable=False)
+    write_atomically(state / CONNECTIONS_FILE, json.dumps(content).encode(), durable=False)
 
 
 def read_site_connections(state: Path) -> dict[str, bool] | None:
     """Return site -> True if the site is connected; return None if ``flwr-server start`` does not run."""
     try:
-        content = json.loads((state / CONNECTIONS).read_text(encoding="utf-8"))
+        content = json.loads((state / CONNECTIONS_FILE).read_text(encoding="utf-8"))
         running = Path(f"/proc/{content['pid']}").exists()
         return {str(name): bool(online) for name, online in content["online"].items()} if running else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -36,14 +36,14 @@ def read_site_connections(state: Path) -> dict[str, bool] | None:
 
 def record_site_sign_off(state: Path, site: str) -> None:
     """Record that a site has left on purpose: its operator stopped it, or a run refused it."""
-    with _lock:
+    with _sign_offs_lock:
         when = dt.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         _write_site_sign_offs(state, {**read_site_sign_offs(state), site: when})
 
 
 def remove_site_sign_off(state: Path, site: str) -> None:
     """Remove a site's sign-off record, because the site has connected again."""
-    with _lock:
+    with _sign_offs_lock:
         if site in (sign_offs := read_site_sign_offs(state)):
             _write_site_sign_offs(state, {name: when for name, when in sign_offs.items() if name != site})
 
@@ -51,14 +51,14 @@ def remove_site_sign_off(state: Path, site: str) -> None:
 def read_site_sign_offs(state: Path) -> dict[str, str]:
     """Return site -> local date, time and zone of its sign-off, for the sites that left on purpose."""
     try:
-        sign_offs = json.loads((state / SIGNED_OFF).read_text(encoding="utf-8"))
+        sign_offs = json.loads((state / SIGN_OFFS_FILE).read_text(encoding="utf-8"))
         return {str(name): str(when) for name, when in sign_offs.items()}
     except (OSError, ValueError, AttributeError):
         return {}
 
 
 def _write_site_sign_offs(state: Path, sign_offs: Mapping[str, str]) -> None:
-    write_atomically(state / SIGNED_OFF, json.dumps(sign_offs).encode(), durable=False)
+    write_atomically(state / SIGN_OFFS_FILE, json.dumps(sign_offs).encode(), durable=False)
 
 
 class ControlSocketPath:
@@ -73,7 +73,7 @@ class ControlSocketPath:
 
     def __init__(self, state: Path) -> None:
         self._descriptor = os.open(state, os.O_PATH | os.O_DIRECTORY)
-        self.path = f"/proc/self/fd/{self._descriptor}/{SOCKET}"
+        self.path = f"/proc/self/fd/{self._descriptor}/{CONTROL_SOCKET}"
         self.grpc_address = f"unix:{self.path}"
 
     def close(self) -> None:

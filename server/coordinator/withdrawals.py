@@ -1,4 +1,4 @@
-"""The signed statements of hospitals that left, ``removed/NAME.withdrawal``."""
+"""Signed statements in which hospitals withdraw from the federation: ``removed/NAME.withdrawal``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,14 +26,14 @@ from polyclinic.server.coordinator.folder import CoordinatorFolder
 
 @dataclass(frozen=True)
 class SignedWithdrawal:
-    """A statement that was verified, and the bytes of its file."""
+    """A withdrawal statement whose signature was verified, and the bytes of its file."""
 
     statement: WithdrawalStatement
     content: bytes
 
 
 def read_withdrawal(coordinator: CoordinatorFolder, site: AdmittedSite, path: Path) -> SignedWithdrawal:
-    """Read the statement of a hospital that leaves, and verify it by its admitted keys.
+    """Read a hospital's withdrawal statement, and verify its signature by the hospital's admitted keys.
 
     Raises:
         BadInput: If the file cannot be read, was changed, or is not of this hospital or for this coordinator.
@@ -53,8 +53,8 @@ def read_withdrawal(coordinator: CoordinatorFolder, site: AdmittedSite, path: Pa
 
 
 def store_withdrawal(coordinator: CoordinatorFolder, site: str, withdrawal: SignedWithdrawal) -> Path:
-    """Keep a statement that was verified, byte by byte; return its path."""
+    """Write the bytes of a verified statement to ``removed/NAME.withdrawal``; return the path."""
     make_private_folder(coordinator.removed_path)
-    kept = join_plain_name(coordinator.removed_path, PlainName(site), WITHDRAWAL_SUFFIX)
-    write_atomically(kept, withdrawal.content, private=True)
-    return kept
+    path = join_plain_name(coordinator.removed_path, PlainName(site), WITHDRAWAL_SUFFIX)
+    write_atomically(path, withdrawal.content, private=True)
+    return path

@@ -18,13 +18,13 @@ from polyclinic.strategies.privacy.secure_aggregation.coordinator import (
 )
 from polyclinic.strategies.privacy.secure_aggregation.vectors import ONE, UpdateVectorLayout
 
-RUN = "count"
-"""Beginning of the run's name of a question."""
+RUN_NAME_PREFIX = "count"
+"""Prefix of the run name under which a question is asked."""
 
 
 def ask_for_counts(exchange: QuestionExchange, question: CountQuestion) -> CountResult:
-    """Ask the connected hospitals, and pool their answers."""
-    request = CountRequest(make_question_run(RUN), question.model_dump_json())
+    """Ask the connected hospitals to count, and pool their answers."""
+    request = CountRequest(make_question_run(RUN_NAME_PREFIX), question.model_dump_json())
     answers = exchange.ask_connected_sites(request, COUNT_TYPE, CountReply)
     sites = {name: SiteCounts.from_reply(reply, question) for name, reply in answers.answers.items()}
     time = format_utc_now()
@@ -33,11 +33,14 @@ def ask_for_counts(exchange: QuestionExchange, question: CountQuestion) -> Count
 
 
 def _unmask_sum(exchange: QuestionExchange, run: str, answers: QuestionAnswers[CountReply]) -> MaskedSum:
-    """Return the sum of the hospitals that disclose only a sum; empty if there is none."""
+    """Return the secure sum over the hospitals that disclose their counts only in a sum; empty without such hospitals.
+
+    If secure aggregation fails, the result has the reason as its ``fault``.
+    """
     rows = {name: reply.masked_rows for name, reply in answers.answers.items() if reply.masked_rows}
     if not rows:
         return MaskedSum()
-    names = tuple(sorted({row for of_site in rows.values() for row in of_site}))
+    names = tuple(sorted({row for site_rows in rows.values() for row in site_rows}))
     layout = UpdateVectorLayout(trunk=0, norm=0, features=MASKED_ROW_LENGTH - 1)
     queries = MaskedQuestionQueries(exchange, run, answers.nodes, {})
     try:
@@ -47,5 +50,5 @@ def _unmask_sum(exchange: QuestionExchange, run: str, answers: QuestionAnswers[C
         reasons = "; ".join(f"{site}: {why}" for site, why in sorted(queries.absent.items()))
         return MaskedSum(fault=f"{error} {reasons}".strip())
     numbers = unmasked.vector.reshape(len(names), MASKED_ROW_LENGTH).astype(int)
-    sums = {name: numbers[place].tolist() for place, name in enumerate(names) if name in unmasked.rows}
+    sums = {name: numbers[index].tolist() for index, name in enumerate(names) if name in unmasked.rows}
     return read_masked_rows(sums, unmasked.rows, unmasked.survivors)

@@ -1,4 +1,4 @@
-"""Pool the hospitals' counts: a sum is exact only where no hospital hid its part, else it is a lower bound."""
+"""Pool the hospitals' counts. A sum is exact if no hospital hid its own count, else it is a lower bound."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,20 +24,21 @@ from polyclinic.common.counts import (
 from polyclinic.common.vocabulary import group_words_by_class
 from polyclinic.common.wire.counts import CountReply
 
-INTERVAL = 1.959964
-"""Standard deviations on each side of a noisy count in its 95 % interval."""
+Z_95 = 1.959964
+"""0.975 quantile of the standard normal distribution: half the width of a 95 % interval in standard deviations."""
 CellKey = tuple[str, str, str, str]
-"""Table, class of the study, state and value."""
+"""Key of a count: table, class of the study, state and value."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """A number of patients and of images, as far as hospitals disclose it.
+    """A number of patients and a number of images, as far as hospitals disclose them.
 
     Attributes:
-        patients, images: The numbers; None if hidden. A noisy count has no number of images.
-        is_bound: True if the numbers are lower bounds, because a part is hidden.
-        deviation: Standard deviation of the noise on the patients.
+        patients: Number of patients; None if hidden.
+        images: Number of images; None if hidden, and for a noisy count.
+        is_bound: True if the numbers are lower bounds, because some hospitals hide their counts.
+        deviation: Standard deviation of the noise on the number of patients.
     """
 
     patients: int | None = None
@@ -50,21 +51,23 @@ class Count:
         """Return the 95 % interval of a noisy number of patients, not below 0; None without noise."""
         if not self.deviation or self.patients is None:
             return None
-        reach = INTERVAL * self.deviation
-        return max(math.floor(self.patients - reach), 0), max(math.ceil(self.patients + reach), 0)
+        half_width = Z_95 * self.deviation
+        return max(math.floor(self.patients - half_width), 0), max(math.ceil(self.patients + half_width), 0)
 
 
-HIDDEN = Count(is_bound=True)
+HIDDEN_COUNT = Count(is_bound=True)
+"""A count of which hospitals disclose nothing."""
 
 
 @dataclass(frozen=True)
 class MaskedSum:
-    """The counts that hospitals disclose only in a sum.
+    """The counts of hospitals that disclose them only as a sum over hospitals (secure aggregation).
 
     Attributes:
         sites: The hospitals in the sum.
-        cells: Count -> sum; ``hidden`` counts the hospitals that hid their part.
-        fault: Why there is no sum; empty if there is one.
+        cells: Key of a count -> sum over the hospitals.
+        hidden: Key of a count -> number of hospitals that hid their own count from the sum.
+        fault: Reason why secure aggregation failed; empty if it succeeded.
     """
 
     sites: tuple[str, ...] = ()
@@ -76,11 +79,11 @@ class MaskedSum:
 def read_masked_rows(
     rows: Mapping[str, Sequence[int]], sites_of_row: Mapping[str, Sequence[str]], sites: Sequence[str]
 ) -> MaskedSum:
-    """Return the sum that the unmasked rows contain.
+    """Return the counts in the rows of numbers that secure aggregation summed.
 
     Args:
-        rows: Name of a row -> its numbers.
-        sites_of_row: Name of a row -> the hospitals in it.
+        rows: Name of a row -> sums over the hospitals.
+        sites_of_row: Name of a row -> hospitals whose numbers are in the sums.
         sites: All hospitals in the sum.
     """
     cells = dict[CellKey, Count]()
@@ -88,25 +91,26 @@ def read_masked_rows(
     for name, numbers in rows.items():
         table, class_name = split_row_name(name)
         width = count_numbers_of_value(table)
-        for place, value in enumerate(list_row_values(table)):
-            # Patients and images of each state, then the number of hospitals that hid their part.
-            part = [int(number) for number in numbers[place * width : (place + 1) * width]]
-            hidden_at = part[-1]
-            for number, state in enumerate(list_states(table)):
+        for value_index, value in enumerate(list_row_values(table)):
+            # Patients and images of each state, then the number of hospitals that hid their count.
+            value_numbers = [int(number) for number in numbers[value_index * width : (value_index + 1) * width]]
+            hiding_sites = value_numbers[-1]
+            for state_index, state in enumerate(list_states(table)):
                 key = (table, class_name, state, value)
-                hidden[key] = hidden_at
-                if hidden_at < len(sites_of_row[name]):
-                    patients, images = part[2 * number : 2 * number + 2]
-                    cells[key] = Count(patients, images, is_bound=hidden_at > 0)
+                hidden[key] = hiding_sites
+                if hiding_sites < len(sites_of_row[name]):
+                    patients, images = value_numbers[2 * state_index : 2 * state_index + 2]
+                    cells[key] = Count(patients, images, is_bound=hiding_sites > 0)
     return MaskedSum(tuple(sites), cells, hidden)
 
 
 @dataclass(frozen=True)
 class SiteCounts:
-    """One hospital's answer, by the study's classes.
+    """One hospital's counts under the class names of the study.
 
     Attributes:
-        words: Class of the study -> the hospital's words for it.
+        reply: The hospital's answer, with its own names of classes.
+        words: Class of the study -> the hospital's names for the class.
     """
 
     reply: CountReply
@@ -118,18 +122,21 @@ class SiteCounts:
 
     @property
     def is_masked(self) -> bool:
-        """True if the hospital's counts leave only in a sum."""
+        """True if the hospital discloses its counts only as part of a sum."""
         return bool(self.reply.masked_rows)
 
     @cached_property
     def cells(self) -> dict[CellKey, Count]:
-        """The disclosed counts. Of a class for which the hospital has several words, each word's numbers stay apart."""
+        """The disclosed counts by key; without classes for which the hospital has several names.
+
+        The counts under several names of one class cannot be added, because an image may be counted under each.
+        """
         reply = self.reply
         cells = dict[CellKey, Count]()
         study_names = {word: name for name, words in self.words.items() for word in words}
-        for (table, word, state, value), place in reply.cells.items():
-            images = reply.images[place] if reply.images else None
-            count = Count(reply.patients[place], images, deviation=reply.noise)
+        for (table, word, state, value), index in reply.cells.items():
+            images = reply.images[index] if reply.images else None
+            count = Count(reply.patients[index], images, deviation=reply.noise)
             if table == COMBINATIONS_TABLE:
                 classes = set(value.split(COMBINATION_SEPARATOR)) - {NO_CLASS}
                 value = (
@@ -144,7 +151,7 @@ class SiteCounts:
 
     @cached_property
     def totals(self) -> tuple[int, int] | None:
-        """The numbers of all patients and images, if the states of a class say them."""
+        """The numbers of all patients and all images; None if no class has disclosed counts of all its states."""
         for name in self.words:
             parts = [self.cells.get((CLASS_TABLE, name, state, "")) for state in STATES]
             if all(part is not None and part.patients is not None and part.images is not None for part in parts):
@@ -153,24 +160,25 @@ class SiteCounts:
         return None
 
     def get_count(self, key: CellKey) -> Count | None:
-        """Return a count, which may be hidden; None if the hospital does not have this table or class.
+        """Return the count with this key, which may be hidden; None if the answer has no such table or class.
 
-        A value without a count has 0 images if the other values of its line add up to all images.
+        A missing count is 0 if the disclosed values of the same table, class and state add up to the total. Otherwise
+        it is hidden.
         """
         table, name, state, _ = key
         if table not in self.reply.allowed or (name and name not in self.words):
             return None
         if key in self.cells:
             return self.cells[key]
-        return Count(0, 0) if self._is_line_complete(table, name, state) else HIDDEN
+        return Count(0, 0) if self._is_line_complete(table, name, state) else HIDDEN_COUNT
 
     def _is_line_complete(self, table: str, name: str, state: str) -> bool:
-        """Return True if the disclosed values of a line add up to all its patients and images."""
-        line = [count for (of, by, at, _), count in self.cells.items() if (of, by, at) == (table, name, state)]
+        """Return True if the disclosed values of a table, class and state add up to its total patients and images."""
+        line = [count for key, count in self.cells.items() if key[:3] == (table, name, state)]
         total: tuple[int | None, int | None] | None = self.totals
         if name:
-            whole = self.cells.get((CLASS_TABLE, name, state, ""))
-            total = (whole.patients, whole.images) if whole else None
+            class_count = self.cells.get((CLASS_TABLE, name, state, ""))
+            total = (class_count.patients, class_count.images) if class_count else None
         if total is None or self.reply.noise or table == CLASS_TABLE:
             return False
         patients = sum(count.patients or 0 for count in line)
@@ -179,30 +187,30 @@ class SiteCounts:
 
 
 def add_counts(parts: Iterable[Count]) -> Count:
-    """Return the sum of counts, of which hidden ones make the sum a lower bound."""
-    every = list(parts)
-    disclosed = [part for part in every if part.patients is not None]
+    """Return the sum of counts; a lower bound if a count is hidden or itself a lower bound."""
+    counts = list(parts)
+    disclosed = [count for count in counts if count.patients is not None]
     if not disclosed:
-        return HIDDEN
-    images = [part.images for part in disclosed if part.images is not None]
+        return HIDDEN_COUNT
+    images = [count.images for count in disclosed if count.images is not None]
     return Count(
-        sum(part.patients or 0 for part in disclosed),
+        sum(count.patients or 0 for count in disclosed),
         sum(images) if images else None,
-        is_bound=len(disclosed) < len(every) or any(part.is_bound for part in disclosed),
-        deviation=math.sqrt(sum(part.deviation**2 for part in disclosed)),
+        is_bound=len(disclosed) < len(counts) or any(count.is_bound for count in disclosed),
+        deviation=math.sqrt(sum(count.deviation**2 for count in disclosed)),  # independent noise
     )
 
 
 @dataclass(frozen=True)
 class CountResult:
-    """The answers to a question.
+    """The hospitals' answers to a question for counts.
 
     Attributes:
-        run: Name of the run of the question.
-        time: When it was asked, ISO format.
+        run: Run name under which the question was asked.
+        time: Time of the question (ISO 8601, UTC).
         sites: Hospital -> its counts.
-        silent: Hospital -> why it did not answer.
-        masked: The sum of the hospitals that disclose only a sum.
+        silent: Hospital -> reason why it did not answer.
+        masked: Sum over the hospitals that disclose their counts only in a sum.
     """
 
     question: CountQuestion
@@ -214,17 +222,17 @@ class CountResult:
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        """The classes of the study, of all answers."""
+        """The study's classes for which at least one hospital answered, sorted."""
         return tuple(sorted({name for site in self.sites.values() for name in site.words}))
 
     @cached_property
     def tables(self) -> tuple[str, ...]:
-        """The tables that at least one hospital answers."""
+        """The tables that at least one hospital's answer has."""
         answered = {table for site in self.sites.values() for table in site.reply.allowed}
         return tuple(table for table in COUNT_TABLES if table in answered)
 
     def list_values(self, table: str) -> tuple[str, ...]:
-        """Return the values of a table for which a hospital discloses a count: fixed values first, others sorted."""
+        """Return a table's values with a disclosed count: values of the fixed list in its order, then others sorted."""
         if table == CLASS_TABLE:
             return ("",)
         disclosed = {key[3] for key in self._disclosed_keys if key[0] == table}
@@ -237,7 +245,7 @@ class CountResult:
         return keys | self.masked.cells.keys()
 
     def list_lines(self, table: str) -> list[tuple[str, str]]:
-        """Return class and value of each line of a table."""
+        """Return (class, value) of each line of a table; the class is empty in a table that is not by class."""
         values = self.list_values(table)
         names = self.classes if PRESENT in list_states(table) else ("",)
         return [(name, value) for name in names for value in values]
@@ -247,16 +255,16 @@ class CountResult:
         return [(table, name, state, value) for name, value in self.list_lines(table) for state in list_states(table)]
 
     def get_site_count(self, site: str, key: CellKey) -> Count | None:
-        """Return one hospital's count; None if it does not concern the hospital, or is disclosed only in a sum."""
+        """Return one hospital's count; None if its answer has no such table or class, or it discloses only sums."""
         counts = self.sites[site]
         return None if counts.is_masked else counts.get_count(key)
 
     def pool_count(self, key: CellKey) -> Count:
-        """Return the sum over all hospitals that the count concerns."""
+        """Return the sum of a count over all hospitals whose answers have its table and class."""
         parts = [count for site in self.sites if (count := self.get_site_count(site, key)) is not None]
         if any(site.is_masked and site.get_count(key) is not None for site in self.sites.values()):
-            parts.append(self.masked.cells.get(key, HIDDEN))
-        return add_counts(parts) if parts else HIDDEN
+            parts.append(self.masked.cells.get(key, HIDDEN_COUNT))
+        return add_counts(parts) if parts else HIDDEN_COUNT
 
     def describe_site(self, site: str) -> str:
         """Describe the limits of a hospital's answer: level and date, masks, noise, hidden counts, missing tables."""

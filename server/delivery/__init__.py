@@ -1,1 +1,1 @@
-"""Hand finished runs out to the hospitals that took part: the coordinator's side."""
+"""The coordinator's side of delivery: send the model and report of a finished run to its hospitals."""

@@ -35,18 +35,18 @@ from polyclinic.server.reporting.model_card import render_model_card
 from polyclinic.server.runs.reader import read_run
 from polyclinic.server.runs.receipt import RunReceipt, read_run_receipt
 
-REVOKED = "it is revoked"
-NOT_ADMITTED = "this coordinator has not admitted it"
-OTHER_KEY = "this coordinator has admitted another key under its name than the receipt names"
+REVOKED_REASON = "it is revoked"
+NOT_ADMITTED_REASON = "this coordinator has not admitted it"
+OTHER_KEY_REASON = "this coordinator has admitted another key under its name than the receipt names"
 
 
 @dataclass(frozen=True)
 class RunPackages:
-    """The packages of a run.
+    """The signed packages of a run for its hospitals.
 
     Attributes:
         deliveries: Site -> its package.
-        left_out: Site that took part -> why it gets none.
+        left_out: Site that took part in the run but gets no package -> reason.
     """
 
     deliveries: Mapping[str, Delivery]
@@ -60,23 +60,24 @@ def make_run_packages(coordinator: CoordinatorFolder, folder: Path) -> RunPackag
         folder: The run's folder.
 
     Raises:
-        BadInput: If the run is not finished, has no model, is of no hospital of this coordinator, or a file in the
-            folder is not the one that its receipt names.
+        BadInput: If the run is not finished, has no model, or none of its hospitals is admitted by this coordinator.
+            Also if a file in the folder differs from the one that the run's receipt names.
     """
-    run, receipt = read_run(folder), read_run_receipt(folder / RECEIPT_FILE)
+    run = read_run(folder)
+    receipt = read_run_receipt(folder / RECEIPT_FILE)
     deliverable, left_out = _select_sites(receipt, read_all_admitted_sites(coordinator))
     if not deliverable:
         reasons = "; ".join(f"{site}: {reason}" for site, reason in sorted(left_out.items())) or "it has no hospital"
         remedy = "Name the folder of a run that flwr-server run wrote with this coordinator's folder."
         raise BadInput([Fault(str(folder), f"has no hospital that can get a package ({reasons}).", remedy)])
-    shared = _read_model_files(folder, receipt)
+    model_files = _read_model_files(folder, receipt)
     key, certificate = ensure_valid_signing_key(coordinator)
     time = format_utc_now()
     deliveries = dict[str, Delivery]()
     with tempfile.TemporaryDirectory() as scratch:
         for site in deliverable:
             page = write_own_report(Path(scratch) / REPORT_FILE, run, receipt, site, coordinator.file.name, time)
-            contents = {**shared, REPORT_FILE: page.read_bytes()}
+            contents = {**model_files, REPORT_FILE: page.read_bytes()}
             manifest = DeliveryManifest(
                 run=receipt.run,
                 name=receipt.name,
@@ -102,31 +103,32 @@ def write_run_packages(packages: RunPackages, out: Path) -> list[Path]:
 
 
 def _select_sites(receipt: RunReceipt, admitted: Mapping[str, AdmittedSite]) -> tuple[list[str], dict[str, str]]:
-    """Return the sites of a receipt that get a package, and the others with the reason."""
+    """Return the sites of a receipt that get a package; and for each other site the reason why it gets none."""
     deliverable, left_out = list[str](), dict[str, str]()
-    for name, taking_part in sorted(receipt.sites.items()):
+    for name, participant in sorted(receipt.sites.items()):
         site = admitted.get(name)
         if site is None:
-            left_out[name] = NOT_ADMITTED
+            left_out[name] = NOT_ADMITTED_REASON
         elif site.revoked:
-            left_out[name] = REVOKED
-        elif not _has_key(site, (taking_part.public_key, *taking_part.old_public_keys)):
-            left_out[name] = OTHER_KEY  # the package of one hospital must not go to another of the same name
+            left_out[name] = REVOKED_REASON
+        elif not _has_key(site, (participant.public_key, *participant.old_public_keys)):
+            left_out[name] = OTHER_KEY_REASON  # the package of one hospital must not go to another of the same name
         else:
             deliverable.append(name)
     return deliverable, left_out
 
 
-def _has_key(site: AdmittedSite, stated: tuple[str, ...]) -> bool:
-    own = (site.public_key, *site.old_keys)
-    return any(is_same_public_key(line, key) for line in stated if line for key in own)
+def _has_key(site: AdmittedSite, receipt_keys: tuple[str, ...]) -> bool:
+    """Return whether one of the keys in a receipt is a present or old key of an admitted site."""
+    admitted_keys = (site.public_key, *site.old_keys)
+    return any(is_same_public_key(line, key) for line in receipt_keys if line for key in admitted_keys)
 
 
 def _read_model_files(folder: Path, receipt: RunReceipt) -> dict[str, bytes]:
-    """Return the files that all packages share, after a check that they are those of the receipt.
+    """Return name -> content of the files that all packages share, after a check against the receipt.
 
     Raises:
-        BadInput: If one is missing, or of another model: the signature would vouch for it.
+        BadInput: If a file is missing or belongs to another model. The signature must not confirm such a file.
     """
     saved = read_model_description(folder)
     card = render_model_card(folder)  # refuses a summary of another model

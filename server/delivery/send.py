@@ -13,19 +13,24 @@ from polyclinic.strategies.engine.exchange import NOT_CONNECTED
 
 
 def send_packages(exchange: QuestionExchange, deliveries: Mapping[str, Delivery]) -> dict[str, str]:
-    """Send each connected hospital its package; return site -> why it has not stored it, empty if it has."""
+    """Send each connected hospital its package.
+
+    Returns:
+        Site -> reason why it has not stored its package; empty if it has.
+    """
     assert exchange.registered is not None, "packages go to hospitals only"
     names = {node: name for node, name in exchange.registered().items() if name in deliveries}
     versions = exchange.versions() if exchange.versions else {}
     outcome = dict.fromkeys(deliveries, NOT_CONNECTED)
     connected = set(exchange.grid.get_node_ids())
-    run, contents = make_question_run(DELIVERY_RUN), {}
+    run = make_question_run(DELIVERY_RUN)
+    contents = {}
     for node in sorted(names.keys() & connected):
         site = names[node]
         if not is_record_in_version(DeliveryRequest.__name__, versions.get(node, WIRE_VERSION)):
             outcome[site] = OLD_RELEASE
             continue
-        outcome[site] = f"no answer within {exchange.deadline_s:.0f} s"
+        outcome[site] = f"no answer within {exchange.deadline_s:.0f} s"  # until an answer arrives
         contents[node] = encode_record(make_delivery_request(run, pack_delivery(deliveries[site])))
     for node, answer, reason in exchange.exchange_records(contents, DELIVERY_TYPE, RefusalNoted):
         site = names[node]

@@ -1,7 +1,7 @@
-"""``flwr-server status --contract``: ask the connected hospitals the roll call of an experiment, and compare them.
+"""``flwr-server status --contract``: make the roll call of an experiment without a run, and compare the answers.
 
-No round is begun, no hospital is refused, and no run folder is written. The hospitals keep the plan, so that
-``flwr-client check`` knows it.
+No round begins, no hospital is refused, and no run folder is written. The hospitals store the plan, so that
+``flwr-client check`` can use it.
 """
 
 import secrets
@@ -31,18 +31,19 @@ from polyclinic.strategies.engine.membership import RollCaller
 from polyclinic.strategies.registry import build_experiment_strategy
 from polyclinic.strategies.run_length import complete_round_settings
 
-ANSWER_S = 60.0
-"""Seconds that the hospitals have to answer."""
+ANSWER_TIMEOUT_S = 60.0
+"""Seconds after which a hospital without an answer is not waited for."""
 NOT_CONNECTED = "not connected"
 
 
 @dataclass(frozen=True)
 class FederationContract:
-    """The contract of an experiment with the hospitals that are admitted.
+    """The result of comparing an experiment's plan with the roll call answers of the admitted hospitals.
 
     Attributes:
-        compared: The points of the hospitals that answered.
-        silent: Hospital -> why it has no points: it is not connected, does not answer, or declines.
+        experiment: Name of the experiment's file.
+        compared: The comparison for the hospitals that answered, point by point.
+        silent: Hospital -> reason for a missing answer: it is not connected, does not answer, or declines.
     """
 
     experiment: str
@@ -51,11 +52,12 @@ class FederationContract:
 
     @property
     def is_agreed(self) -> bool:
-        """True if all admitted hospitals answered and none differs."""
+        """True if all admitted hospitals answered and no answer contradicts the plan or another answer."""
         points = [point for points in self.compared.points.values() for point in points]
         return not self.silent and not any(point.faults for point in points)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the output of ``flwr-server status --contract --json``."""
         sites = self.compared.points.items()
         return {
             "experiment": self.experiment,
@@ -67,13 +69,13 @@ class FederationContract:
 
 
 def ask_for_contract(coordinator: CoordinatorFolder, file: ExperimentFile) -> FederationContract:
-    """Make the roll call of an experiment, and compare the answers of the hospitals.
+    """Make the roll call of an experiment, and compare the hospitals' answers with its plan and with each other.
 
     Raises:
         BadInput: If the experiment has faults, no SuperLink answers, or a run of one of its sites is in progress.
     """
-    named = file.with_run_name()  # the plan that a run would have: a hospital can approve it now
-    experiment = complete_round_settings(named.experiment)
+    # The same plan that a run would send, so that a hospital can approve it now.
+    experiment = complete_round_settings(file.with_run_name().experiment)
     method = build_experiment_strategy(experiment)
     frozen = build_initial_frozen_part(experiment.model, experiment.run.seed, file.base_folder)
     plan = make_hospital_plan(add_model_file_hashes(experiment, frozen, file.base_folder))
@@ -82,12 +84,12 @@ def ask_for_contract(coordinator: CoordinatorFolder, file: ExperimentFile) -> Fe
     sites = frozenset(experiment.participation.sites)
     with lock_run_members(coordinator, sites), open_network_grid(coordinator, sites) as grid:
         call = RollCall(f"{CONTRACT_RUN}-{secrets.token_hex(8)}", plan.model_dump_json())
-        roll = RollCaller(grid, call, grid.list_registered_sites, grid.list_site_processes)
-        roll.ask_new_sites_for_labels(ANSWER_S)
+        roll_caller = RollCaller(grid, call, grid.list_registered_sites, grid.list_site_processes)
+        roll_caller.ask_new_sites_for_labels(ANSWER_TIMEOUT_S)
         limits = make_site_claim_limits_reader(coordinator, sites)()
         distinct = experiment.participation.distinct_classes
-        compared = compare_sites_with_plan(list(roll.members.values()), plan, method, limits, distinct)
-        silent = {roll.get_registered_site_name(node): reason for node, reason in roll.refused.items()}
+        compared = compare_sites_with_plan(list(roll_caller.members.values()), plan, method, limits, distinct)
+        silent = {roll_caller.get_registered_site_name(node): reason for node, reason in roll_caller.refused.items()}
         for name in read_unrevoked_sites(coordinator, sites):
             if name not in compared.points:
                 silent.setdefault(name, NOT_CONNECTED)
@@ -95,7 +97,7 @@ def ask_for_contract(coordinator: CoordinatorFolder, file: ExperimentFile) -> Fe
 
 
 def format_contract(contract: FederationContract) -> RenderableType:
-    """Format the contract for the terminal: a row for each hospital, then each difference with the line to write."""
+    """Format the contract for the terminal: a row for each hospital, then each difference with its remedy."""
     table = fold_long_words(Table("site", *POINT_NAMES, width=TABLE_WIDTH))
     details = list[Text]()
     for site, points in contract.compared.points.items():

@@ -25,7 +25,7 @@ from polyclinic.server.coordinator.preflight import make_no_superlink_fault
 from polyclinic.server.coordinator.state import read_site_sign_offs
 from polyclinic.server.deployment.superlink.control_client import is_superlink_answering
 from polyclinic.server.deployment.superlink.network_grid import open_network_grid
-from polyclinic.server.deployment.superlink.process import OBJECTS, START_TIMEOUT_S
+from polyclinic.server.deployment.superlink.process import OBJECTS_FOLDER, START_TIMEOUT_S
 from polyclinic.server.deployment.superlink.refused_calls import REFUSED_CALLS_FILE as REFUSED_CALLS
 from polyclinic.server.deployment.supervisor import RunExitCode
 from polyclinic.server.deployment.timers import find_timer_order_faults, list_timer_settings
@@ -48,7 +48,7 @@ Tell = Callable[[str], None]
 def execute_run_or_exit(
     lead: Callable[[], dict[str, Any]], out: Path, resume_command: Sequence[str], tell: Tell
 ) -> dict[str, Any]:
-    """Call ``lead`` and return the run's summary; turn an interruption or a crash into a message and an exit code.
+    """Run all rounds; return the run's summary. Turn an interruption or a crash into a message and an exit code.
 
     Args:
         lead: Runs all rounds; returns the run's summary.
@@ -59,17 +59,17 @@ def execute_run_or_exit(
         RunStopped: If the run cannot go on, for instance because the disk is full.
         SystemExit: If the run was stopped on request, or by a bug.
     """
-    line = shlex.join(resume_command)
+    resume_line = shlex.join(resume_command)
     try:
         return lead()
     except (BadInput, ProgramCannotContinue):
         raise
     except (SystemExit, KeyboardInterrupt):
-        tell(f"stopped on request; to go on: {line}")
+        tell(f"stopped on request; to go on: {resume_line}")
         raise SystemExit(int(RunExitCode.ON_REQUEST)) from None
     except Exception as error:  # the process's edge
         if is_disk_full(error):
-            raise RunStopped(f"no room on the disk of {out}: free some, then go on with: {line}") from None
+            raise RunStopped(f"no room on the disk of {out}: free some, then go on with: {resume_line}") from None
         traceback.print_exception(error)
         raise SystemExit(int(RunExitCode.CRASHED)) from None
 
@@ -92,7 +92,9 @@ class NetworkBackend:
         tell: Tell,
         begun: Mapping[str, Any] | None = None,
     ) -> None:
-        self.coordinator, self.sites, self.tell = coordinator, sites, tell
+        self.coordinator = coordinator
+        self.sites = sites
+        self.tell = tell
         named = file.with_run_name(begun)
         self.file = replace(named, experiment=complete_round_settings(named.experiment, begun))
         self.is_begun = begun is not None
@@ -104,7 +106,7 @@ class NetworkBackend:
         """Load the coordinator's own images and the external test images, and check the experiment.
 
         Args:
-            resume: Whether an earlier run is resumed. If so, wait for the SuperLink, which may be starting.
+            resume: True to resume a run. Then a SuperLink that is still starting is waited for.
 
         Raises:
             BadInput: If the experiment has faults, or no SuperLink answers.
@@ -144,7 +146,7 @@ class NetworkBackend:
             raise BadInput([make_no_superlink_fault(self.coordinator)])
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
-        """Lock the run's members within the context, because a site trains for one run at a time."""
+        """Return a context in which no other run of the same sites can start: a site trains for one run at a time."""
         return lock_run_members(self.coordinator, self.members)
 
     def _is_call_of_member(self, call: Mapping[str, Any]) -> bool:
@@ -153,30 +155,31 @@ class NetworkBackend:
     def run_all_rounds(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run all rounds over the network; return the run's summary."""
         coordinator, experiment, out = self.coordinator, self.file.experiment, opening.folder.path
-        for folder in (coordinator.state_path, coordinator.state_path / OBJECTS):
+        for folder in (coordinator.state_path, coordinator.state_path / OBJECTS_FOLDER):
             remove_temporary_files(folder)
         restrict_folder_to_owner(coordinator, self.tell)
         if make_private_folder(out):
             self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")
-        present = CurrentRun(
+        current_run = CurrentRun(
             str(out.resolve()),
             experiment.run.name or experiment.run.method,
             members=tuple(sorted(self.members)),
             resumed=opening.is_reopened,
         )
         signed_off = partial(read_site_sign_offs, coordinator.state_path)
-        note = partial(add_to_run_history, coordinator.state_path)
-        reports = RunReporter(present, coordinator.state_path, self.tell, signed_off, note)
+        add_to_history = partial(add_to_run_history, coordinator.state_path)
+        reports = RunReporter(current_run, coordinator.state_path, self.tell, signed_off, add_to_history)
         record_data_hashes_or_refuse(opening, hash_run_data_sets(None, self.server_data, self.external))
         reader = JsonLinesReader(coordinator.state_path / REFUSED_CALLS)
 
-        def read_refused_calls() -> list[dict[str, Any]]:  # an event has a time of its own
+        def read_refused_calls() -> list[dict[str, Any]]:
+            # Without the time of the call, because an event has its own time.
             calls = [call for call in reader.read_new_lines() if self._is_call_of_member(call)]
             return [{name: value for name, value in call.items() if name not in ("time", "run")} for call in calls]
 
         with reports as reporter, open_network_grid(coordinator, self.members) as grid:
             try:
-                reader.poll_new_lines()  # calls that were refused before this run are none of its events
+                reader.poll_new_lines()  # skip calls that were refused before this run
                 context = RunContext(
                     base=self.file.base_folder,
                     folder=opening.folder,
@@ -187,12 +190,12 @@ class NetworkBackend:
                     backend="network",
                     device="cuda" if torch.cuda.is_available() else "cpu",
                     precision=experiment.training.precision,
-                    own=self.server_data,
+                    server_data=self.server_data,
                     test=None if self.server_data is None else self.server_data.test,
                     external=self.external,
                     registered=grid.list_registered_sites,
-                    left_replies=grid.receive_unrecorded_replies,
-                    key_of=lambda site: read_all_admitted_sites(coordinator)[site].public_key,
+                    read_unrecorded_replies=grid.receive_unrecorded_replies,
+                    get_site_key=lambda site: read_all_admitted_sites(coordinator)[site].public_key,
                     refused_calls=read_refused_calls,
                     claims=make_site_claim_limits_reader(coordinator, self.members),
                     processes=grid.list_site_processes,

@@ -1,4 +1,4 @@
-"""Ask the connected hospitals of a coordinator a question, as a run of its own kind on the SuperLink."""
+"""Ask the hospitals that are connected to a coordinator's SuperLink a question, without a training run."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ from polyclinic.server.questions.exchange import QuestionExchange
 def open_network_questions(
     coordinator: CoordinatorFolder, sites: Collection[str], deadline_s: float
 ) -> Iterator[QuestionExchange]:
-    """Begin a run of questions on the SuperLink, yield the exchange, and end the run.
+    """Register a run of questions on the SuperLink, yield the exchange, and end the run.
 
     Args:
-        sites: The hospitals to ask; all that are admitted if empty.
-        deadline_s: Seconds that the hospitals have for each answer.
+        sites: Names of the hospitals to ask; empty for all admitted hospitals.
+        deadline_s: Seconds that a hospital has for each answer.
 
     Raises:
         BadInput: If a named hospital is not admitted, no SuperLink answers, or a run of one of them is in progress.

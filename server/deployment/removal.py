@@ -1,4 +1,4 @@
-"""``flwr-server remove``: the runs and models that hold something of a hospital that leaves, as a list that stays."""
+"""``flwr-server remove``: list the runs and models to which a hospital contributed that leaves the federation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,17 +17,17 @@ from polyclinic.server.runs.live_status import read_run_history
 def list_traces_of_site(
     coordinator: CoordinatorFolder, site: AdmittedSite, reason: str, more: Sequence[Path]
 ) -> SiteTraces:
-    """List the runs that hold something of a site, and write the list to ``removed/NAME.json``.
+    """List the runs to which a site contributed, and write the list to ``removed/NAME.json``.
 
     Args:
         reason: Why the site leaves, in the coordinator's words.
-        more: Folders of runs that are not in the coordinator's history, or no longer where they were.
+        more: Folders of runs that were moved or are not in the coordinator's history.
     """
     history = read_run_history(coordinator.state_path)
     folders = [Path(run["run_folder"]) for run in history if run["there"]]
-    moved = [run["run_folder"] for run in history if not run["there"]]
+    missing = [run["run_folder"] for run in history if not run["there"]]
     traces = find_traces_of_site(site.site, [*folders, *(folder.absolute() for folder in more)])
-    traces.unreadable.update(dict.fromkeys(moved, "moved or removed; name its new place with --run"))
+    traces.unreadable.update(dict.fromkeys(missing, "moved or removed; name its new place with --run"))
     make_private_folder(coordinator.removed_path)
     path = get_removal_record_path(coordinator, site.site)
     write_removal_record(path, site.site, reason, site.revoked, traces)
@@ -35,12 +35,12 @@ def list_traces_of_site(
 
 
 def get_removal_record_path(coordinator: CoordinatorFolder, site: str) -> Path:
-    """Return the path of the list that stays."""
+    """Return the path ``removed/NAME.json`` of the list of runs to which a removed site contributed."""
     return join_plain_name(coordinator.removed_path, PlainName(site), ".json")
 
 
 def format_traces(coordinator: CoordinatorFolder, site: str, traces: SiteTraces) -> Text:
-    """Format the list for the terminal, a line for each run, with what the coordinator can do next."""
+    """Format the list of runs for the terminal: a line for each run, then the next steps for the coordinator."""
     lines = [f"{site} is revoked: refused within 3 s where flwr-server start runs."]
     for run in traces.affected:
         model = f"model {run.model_sha256[:12]}" if run.model_sha256 else "the run has not ended"

@@ -22,7 +22,8 @@ from polyclinic.server.deployment.timers import find_timer_order_faults, list_ti
 from polyclinic.server.runs.live_status import describe_site_sign_off
 from polyclinic.server.runs.retention import DAY_S, describe_removal, remove_old_working_files
 
-POLL_S, RESTART_S = 1.0, 1.0
+POLL_INTERVAL_S = 1.0
+RESTART_DELAY_S = 1.0
 Tell = Callable[[str], None]
 
 
@@ -35,10 +36,10 @@ def serve_superlink(coordinator: CoordinatorFolder, tell: Tell) -> None:
     raise_faults(find_timer_order_faults(list_timer_settings(None)))
     restrict_folder_to_owner(coordinator, tell)
     with lock_coordinator_folder(coordinator, "start"):
-        link = SuperLinkProcess(coordinator)
+        superlink = SuperLinkProcess(coordinator)
         try:
             tell(f"opening the port: the SuperLink is started, which takes up to {START_TIMEOUT_S:.0f} s")
-            _start_superlink(coordinator, link, tell)
+            _start_superlink(coordinator, superlink, tell)
             control = SuperLinkControlClient(coordinator)
             synchronize_site_registrations(coordinator, control)
             where = f"{coordinator.public_address} (listening on {coordinator.hospital_listen_address}, TLS)"
@@ -47,45 +48,49 @@ def serve_superlink(coordinator: CoordinatorFolder, tell: Tell) -> None:
                 command = f"flwr-server init {quote_for_shell(coordinator.folder)} --renew"
                 tell(f"the certificate expires in {days:.0f} days: {command}")
             tell(f"admitted sites: {', '.join(read_unrevoked_sites(coordinator)) or 'none yet'}")
-            _keep_superlink_running(coordinator, link, control, tell)
+            _keep_superlink_running(coordinator, superlink, control, tell)
         finally:
-            link.stop()
+            superlink.stop()
 
 
-def _start_superlink(coordinator: CoordinatorFolder, link: SuperLinkProcess, tell: Tell) -> None:
-    """Start the SuperLink; if its database is unusable, first rename it, so that a new one is created."""
-    if event := set_aside_unusable_database(coordinator):
-        tell(event)
-    link.start()
+def _start_superlink(coordinator: CoordinatorFolder, superlink: SuperLinkProcess, tell: Tell) -> None:
+    """Start the SuperLink; rename its database first if it is unusable, so that a new database is created."""
+    if message := set_aside_unusable_database(coordinator):
+        tell(message)
+    superlink.start()
 
 
 def _keep_superlink_running(
-    coordinator: CoordinatorFolder, link: SuperLinkProcess, control: SuperLinkControlClient, tell: Tell
+    coordinator: CoordinatorFolder, superlink: SuperLinkProcess, control: SuperLinkControlClient, tell: Tell
 ) -> None:
     """Loop for ever: restart a SuperLink that ended, synchronize registrations, report changed connections."""
-    before, problem = dict[str, bool](), ""
+    online_before = dict[str, bool]()  # site -> True if it was connected
+    last_problem = ""
     retention = _DailyRetention(coordinator, tell)
-    write_site_connections(coordinator.state_path, before)
+    write_site_connections(coordinator.state_path, online_before)
     while True:
-        if (code := link.get_exit_code()) is not None:
+        if (code := superlink.get_exit_code()) is not None:
             tell(f"the SuperLink ended with {code}; starting it again. Runs and registrations are in its database")
-            time.sleep(RESTART_S)
+            time.sleep(RESTART_DELAY_S)
             try:
-                _start_superlink(coordinator, link, tell)
+                _start_superlink(coordinator, superlink, tell)
             except BadInput as error:  # the SuperLink started once: the obstacle may pass
                 tell(str(error))
                 continue
+
         try:
-            now = {node.name: node.is_online for node in synchronize_site_registrations(coordinator, control)}
-            problem = ""
+            online = {node.name: node.is_online for node in synchronize_site_registrations(coordinator, control)}
+            last_problem = ""
         except (SuperLinkUnreachable, BadInput) as error:
-            if str(error) != problem:
-                tell(problem := str(error))
-            now = before
-        for site in sorted(now.keys() | before.keys()):
-            if now.get(site, False) == before.get(site, False):
+            if str(error) != last_problem:  # print a lasting problem once
+                last_problem = str(error)
+                tell(last_problem)
+            online = online_before
+
+        for site in sorted(online.keys() | online_before.keys()):
+            if online.get(site, False) == online_before.get(site, False):
                 continue
-            if now.get(site):
+            if online.get(site):
                 tell(f"{site} connected")
             elif site not in read_unrevoked_sites(coordinator):
                 tell(f"{site} is revoked: its calls are refused from now on")
@@ -93,23 +98,27 @@ def _keep_superlink_running(
                 tell(f"{site} {describe_site_sign_off(when)}")
             else:
                 tell(f"{site} is gone: it gives no sign of life, and did not sign off")
-        if now != before:
-            write_site_connections(coordinator.state_path, now)
+        if online != online_before:
+            write_site_connections(coordinator.state_path, online)
         retention.apply_if_due()
-        before = now
-        time.sleep(POLL_S)
+        online_before = online
+        time.sleep(POLL_INTERVAL_S)
 
 
 @dataclass
 class _DailyRetention:
-    """Removes the working files of old runs once a day, if ``coordinator.toml`` says after how many days."""
+    """Removes the working files of old runs once a day, if ``[retention]`` of ``coordinator.toml`` asks for it.
+
+    Attributes:
+        _due: Monotonic time in seconds from which the next removal is due.
+    """
 
     coordinator: CoordinatorFolder
     tell: Tell
     _due: float = 0.0
 
     def apply_if_due(self) -> None:
-        """Remove them at the first call, and then once a day."""
+        """Remove working files of old runs if this is the first call or the last removal was a day ago."""
         days = self.coordinator.file.retention.working_files_days
         if days is None or time.monotonic() < self._due:
             return

@@ -1,4 +1,4 @@
-"""What the unit of ``flwr-server start`` needs: the coordinator's folder and the hospitals' port."""
+"""The service definition of ``flwr-server start``, from which systemd and Podman units are written."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from polyclinic.common.errors import BadInput
 from polyclinic.common.system.service import Service, ServiceProgram
 from polyclinic.server.coordinator.folder import is_coordinator_command_running, read_coordinator_folder
 
-SERVER = ServiceProgram(
+SERVER_PROGRAM = ServiceProgram(
     name="flwr-server",
     module="polyclinic.server.cli",
     # A fault in coordinator.toml, a certificate or the folder stays until a person has fixed it.
@@ -22,5 +22,5 @@ def make_server_service(folder: Path) -> tuple[Service, bool]:
         BadInput: With every fault of ``coordinator.toml``.
     """
     coordinator = read_coordinator_folder(folder)
-    service = Service(SERVER, "", folder.resolve(), port=coordinator.file.port)
+    service = Service(SERVER_PROGRAM, "", folder.resolve(), port=coordinator.file.port)
     return service, is_coordinator_command_running(coordinator, "start")

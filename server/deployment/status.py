@@ -35,19 +35,26 @@ from polyclinic.server.runs.live_status import (
     read_current_runs,
 )
 
-LINK = {"up": "up", "starting": "starting: it takes up to a minute", "down": "down: start it with flwr-server start"}
+SUPERLINK_STATES = {
+    "up": "up",
+    "starting": "starting: it takes up to a minute",
+    "down": "down: start it with flwr-server start",
+}
+"""State of the SuperLink -> its description for the terminal."""
 
 
 def collect_server_status(coordinator: CoordinatorFolder) -> dict[str, Any]:
     """Return the content of ``flwr-server status --json``."""
-    up, nodes = is_superlink_answering(coordinator), list[RegisteredSite]()
-    if up:
-        with suppress(SuperLinkUnreachable), closing(SuperLinkControlClient(coordinator, answer_s=5.0)) as control:
+    is_up = is_superlink_answering(coordinator)
+    nodes = list[RegisteredSite]()
+    if is_up:
+        with suppress(SuperLinkUnreachable), closing(SuperLinkControlClient(coordinator, timeout_s=5.0)) as control:
             nodes = control.list_registered_sites()
     online = {node.name for node in nodes if node.is_online}
     stated = {node.name: node.stated for node in nodes if node.stated is not None}
-    runs, signed_off = read_current_runs(coordinator.state_path), read_site_sign_offs(coordinator.state_path)
-    present = runs[-1] if runs else None
+    signed_off = read_site_sign_offs(coordinator.state_path)
+    runs = read_current_runs(coordinator.state_path)
+    latest_run = runs[-1] if runs else None
     releases = {name: release for run in runs for name, release in run.releases.items()}
     sites = {}
     for name, site in read_all_admitted_sites(coordinator).items():
@@ -69,10 +76,10 @@ def collect_server_status(coordinator: CoordinatorFolder) -> dict[str, Any]:
         "phrase": compute_certificate_phrase(read_authority_certificate(coordinator)),
         "release": __version__,
         "wire": WIRE_VERSION,
-        "superlink": "up" if up else "starting" if is_coordinator_command_running(coordinator, "start") else "down",
+        "superlink": "up" if is_up else "starting" if is_coordinator_command_running(coordinator, "start") else "down",
         "certificate_days": count_certificate_days_left(coordinator),
         "sites": sites,
-        "run": asdict(present) if present else None,
+        "run": asdict(latest_run) if latest_run else None,
         "runs": [asdict(run) for run in runs],
         "time": time.time(),
     }
@@ -80,8 +87,8 @@ def collect_server_status(coordinator: CoordinatorFolder) -> dict[str, Any]:
 
 def format_server_status(status: Mapping[str, Any]) -> RenderableType:
     """Format the result of :func:`collect_server_status` as tables for the terminal."""
-    up = LINK[status["superlink"]]
-    heading = f"{status['name']} at {status['address']}: SuperLink {up}; "
+    state = SUPERLINK_STATES[status["superlink"]]
+    heading = f"{status['name']} at {status['address']}: SuperLink {state}; "
     heading += f"certificate {status['certificate_days']:.0f} days; release {status['release']}"
     table, claims = fold_long_words(Table("site", "connection", "in the run", "release")), []
     runs = [CurrentRun(**run) for run in status["runs"]]
@@ -97,7 +104,7 @@ def format_server_status(status: Mapping[str, Any]) -> RenderableType:
         limits += [f"{site['max_images']:,} training images at most"] if site["max_images"] else []
         if limits:
             claims.append(Text(f"{name} may claim {'; '.join(limits)}"))
-    # outside the table, which would break them at 80 columns: they are compared by telephone and copied
+    # Fingerprints are compared by telephone and copied. In the table they would be broken at 80 columns.
     keys = [f"{site['fingerprint']}  {name}" for name, site in status["sites"].items()]
     if phrase := status.get("phrase"):
         keys.insert(0, f"{phrase}  the coordinator's own phrase")
@@ -107,7 +114,7 @@ def format_server_status(status: Mapping[str, Any]) -> RenderableType:
 
 
 def _format_run(run: Mapping[str, Any], status: Mapping[str, Any]) -> str:
-    """Return lines on one run of the status."""
+    """Return the lines of the status about one run."""
     lines = [f"run {run['name']} ({run['state']}) in {run['run_folder']}"]
     if run["state"] == "running":
         where = f"round {run['round']} of {run['rounds']}, {run['phase']}" if run["rounds"] else run["phase"]

@@ -1,8 +1,7 @@
 """The supervisor of ``flwr-server run``: a small process that starts the leading process of a run, and restarts it.
 
-The leading process may be killed, run out of memory or crash; its successor continues from the last checkpoint. Both
-processes end when the run is done or cannot continue, the input is wrong, a person stops the run, or the leading
-process dies :data:`MOST_DEATHS` times without completing a round.
+The leading process executes the run's rounds. If it is killed, runs out of memory or crashes, a new leading process
+continues from the last checkpoint. The supervisor gives up after :data:`MAX_DEATHS` deaths without a completed round.
 """
 
 import contextlib
@@ -24,11 +23,12 @@ from polyclinic.common.system.stopping import (
 )
 from polyclinic.server.runs.folder import RunFolder
 
-MOST_DEATHS = 5
-FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
-"""Pause before the process is restarted: the first, and the longest."""
+MAX_DEATHS = 5
+FIRST_RESTART_DELAY_S = 1.0
+"""Seconds before the first restart of the leading process; doubled with each further death."""
+MAX_RESTART_DELAY_S = 60.0
 
-PROGRAM = (sys.executable, "-P", "-m", "polyclinic.server.cli")
+LEADER_COMMAND = (sys.executable, "-P", "-m", "polyclinic.server.cli")
 """Command of the leading process."""
 
 
@@ -54,14 +54,14 @@ class RunExitCode(IntEnum):
 
 
 def supervise_run(arguments: Sequence[str], out: Path, tell: Callable[[str], None], *, resume: bool) -> int:
-    """Run the command line ``arguments`` in a child process that leads the run; restart the child if it crashes.
+    """Lead a run in a child process; restart the child if it crashes.
 
-    The child is not restarted after :data:`MOST_DEATHS` crashes in a row without a completed round in between. Each
-    crash is printed by ``tell`` and recorded in the run folder ``out``, if the folder exists already.
+    The child is not restarted after :data:`MAX_DEATHS` crashes in a row without a completed round in between. Each
+    crash is printed by ``tell`` and recorded in the run folder ``out``, if the folder exists.
 
     Args:
         arguments: Command line of the run, ``run`` and its arguments, without ``--resume``.
-        resume: Whether the first child resumes an earlier run; restarted children always do.
+        resume: True if the first child resumes an earlier run; restarted children always do.
 
     Returns:
         The exit code, a :class:`RunExitCode`.
@@ -69,19 +69,20 @@ def supervise_run(arguments: Sequence[str], out: Path, tell: Callable[[str], Non
     stop_requested = threading.Event()
     child: subprocess.Popen[bytes] | None = None
 
-    def stop_child_process() -> None:  # by SIGTERM or Ctrl-C; runs in a thread of its own
+    def stop_child_process() -> None:  # called in another thread at SIGTERM or Ctrl-C
         stop_requested.set()
         if child is not None:
             child.terminate()
 
-    # The child ends when this process does, by Linux's signal and not by preexec_fn: that one makes gRPC's fork
-    # handlers run in the child, and of a process that has used gRPC one child in twenty was aborted.
+    # STARTER makes the child end when this process ends. It uses a signal of Linux, not preexec_fn, which runs gRPC's
+    # fork handlers in the child: in a process that has used gRPC they aborted one child in twenty.
     environment = {**os.environ, STARTER_VARIABLE: str(os.getpid())}
     with stop_on_signals(), graceful_shutdown(int(RunExitCode.ON_REQUEST), stop_child_process):
-        deaths, before = 0, count_checkpointed_rounds(out)
+        deaths = 0  # since the last completed round
+        rounds_before = count_checkpointed_rounds(out)
         while True:
-            command = [*PROGRAM, *arguments, "--once", *["--resume"] * resume]
-            # A session of its own: Ctrl-C at the terminal reaches the child once, through us.
+            command = [*LEADER_COMMAND, *arguments, "--once", *["--resume"] * resume]
+            # In a new session, so that Ctrl-C at the terminal reaches the child once, through this process.
             with subprocess.Popen(command, start_new_session=True, env=environment) as child:
                 if stop_requested.is_set():
                     child.terminate()
@@ -90,30 +91,36 @@ def supervise_run(arguments: Sequence[str], out: Path, tell: Callable[[str], Non
                 return code if code >= 0 else _report_requested_stop()
             if 0 <= code < RunExitCode.CRASHED:
                 return code
-            deaths, before = (1 if (now := count_checkpointed_rounds(out)) > before else deaths + 1), now
-            pause_s = min(FIRST_PAUSE_S * 2 ** (deaths - 1), MAX_PAUSE_S) if deaths < MOST_DEATHS else 0.0
+
+            completed_rounds = count_checkpointed_rounds(out)
+            deaths = 1 if completed_rounds > rounds_before else deaths + 1
+            rounds_before = completed_rounds
+            gives_up = deaths >= MAX_DEATHS
+            delay_s = 0.0 if gives_up else min(FIRST_RESTART_DELAY_S * 2 ** (deaths - 1), MAX_RESTART_DELAY_S)
             cause = f"ended with code {code}" if code >= 0 else f"was killed by signal {-code}"
             with contextlib.suppress(ValueError):  # no signal, or one without a name
                 cause = f"was killed by {signal.Signals(-code).name}"
-            again = f"goes on from its last checkpoint in {pause_s:.0f} s"
-            then = again if pause_s else f"died {deaths} times without a new round, and is given up"
-            tell(f"the process that leads the run {cause}; the run {then}")
+            outcome = f"goes on from its last checkpoint in {delay_s:.0f} s"
+            if gives_up:
+                outcome = f"died {deaths} times without a new round, and is given up"
+            tell(f"the process that leads the run {cause}; the run {outcome}")
             with contextlib.suppress(OSError):
                 if (out / "events.jsonl").is_file():
-                    RunFolder(out).append_event("died", how=cause, times=deaths, again_in_s=pause_s)
-            if not pause_s:
+                    RunFolder(out).append_event("died", how=cause, times=deaths, again_in_s=delay_s)
+            if gives_up:
                 return RunExitCode.CRASHED
-            if stop_requested.wait(pause_s):
+            if stop_requested.wait(delay_s):
                 return _report_requested_stop()
             resume = True
 
 
 def _report_requested_stop() -> RunExitCode:
-    print(make_exit_message(), file=sys.stderr)  # the child is gone and could not say how to go on
+    # The child was killed before it could print how to resume the run.
+    print(make_exit_message(), file=sys.stderr)
     return RunExitCode.ON_REQUEST
 
 
 def count_checkpointed_rounds(run_folder: Path) -> int:
-    """Return the number of completed rounds by the newest checkpoint file, even if that file is damaged."""
+    """Return the number of completed rounds, from the name of the newest checkpoint file; 0 without checkpoints."""
     numbers = (path.stem.removeprefix("round-") for path in run_folder.glob("checkpoints/round-*.json"))
     return max((int(number) for number in numbers if number.isdecimal()), default=0)

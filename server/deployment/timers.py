@@ -22,14 +22,19 @@ from polyclinic.common.system.timers import (
     TLS_TIMEOUT_S,
     UPLOAD_STALL_TIMEOUT_S,
 )
-from polyclinic.server.deployment.superlink.control_client import ANSWER_S, LINK_PATIENCE_S
-from polyclinic.server.deployment.superlink.process import START_TIMEOUT_S, STOP_GRACE_S
-from polyclinic.server.deployment.superlink.registrations import PATIENCE, RUN_SILENT_S
+from polyclinic.server.deployment.superlink.control_client import CONTROL_CALL_TIMEOUT_S, RUN_RETRY_TIMEOUT_S
+from polyclinic.server.deployment.superlink.process import START_TIMEOUT_S, STOP_TIMEOUT_S
+from polyclinic.server.deployment.superlink.registrations import MAX_MISSED_HEARTBEATS, RUN_HEARTBEAT_TIMEOUT_S
 
 
 @dataclass(frozen=True)
 class TimerSetting:
-    """One timer of the coordinator or of a run: its value, the source of the value, and its effect."""
+    """One timer of the coordinator or of a run.
+
+    Attributes:
+        source: Where the value is set, such as "the experiment".
+        effect: What happens when the timer fires.
+    """
 
     name: str
     seconds: float
@@ -39,7 +44,11 @@ class TimerSetting:
 
 @dataclass(frozen=True)
 class TimerOrderRule:
-    """A rule that timer ``inner`` must be shorter than timer ``outer``, and the consequence if it is not."""
+    """A rule that the timer ``inner`` must be shorter than the timer ``outer``.
+
+    Attributes:
+        consequence: What would happen if it were not.
+    """
 
     inner: str
     outer: str
@@ -65,12 +74,12 @@ def find_timer_order_faults(all_timers: Sequence[TimerSetting]) -> list[Fault]:
     """Return a fault for each rule in :data:`TIMER_ORDER` whose inner timer is not shorter than its outer timer."""
     by_name = {timer.name: timer for timer in all_timers}
     faults = []
-    for nesting in TIMER_ORDER:
-        inner, outer = by_name[nesting.inner], by_name[nesting.outer]
+    for rule in TIMER_ORDER:
+        inner, outer = by_name[rule.inner], by_name[rule.outer]
         if inner.seconds >= outer.seconds:
             problem = (
                 f"is {outer.seconds:g} s ({outer.source}), but {inner.name}, {inner.seconds:g} s ({inner.source}), "
-                f"has to fit inside it: {nesting.consequence}."
+                f"has to fit inside it: {rule.consequence}."
             )
             faults.append(Fault(outer.name, problem, f"Set it to more than {inner.seconds:g}."))
     return faults
@@ -82,7 +91,7 @@ FIXED_TIMERS = (
     TimerSetting("heartbeat of a site", HEARTBEAT_PAUSE_S, "the site sends the next one"),
     TimerSetting(
         "site taken for lost",
-        PATIENCE * HEARTBEAT_INTERVAL_S,
+        MAX_MISSED_HEARTBEATS * HEARTBEAT_INTERVAL_S,
         "the round waits for it only if it is needed, and sends its work again when it is back",
         source="fixed (two heartbeats as told to the SuperLink)",
     ),
@@ -92,18 +101,22 @@ FIXED_TIMERS = (
     TimerSetting("a refused key is tried again for", REFUSED_KEY_RETRY_S, "flwr-client ends with exit code 14"),
     TimerSetting("longest pause between a site's tries", MAX_RETRY_S, "the site tries again, for ever"),
     TimerSetting("a reply's upload stands still", UPLOAD_STALL_TIMEOUT_S, "the site gets its work again"),
-    TimerSetting("SuperLink away during a run", LINK_PATIENCE_S, "the run stops"),
+    TimerSetting("SuperLink away during a run", RUN_RETRY_TIMEOUT_S, "the run stops"),
     TimerSetting("SuperLink's start", START_TIMEOUT_S, "flwr-server start ends with the end of its log"),
-    TimerSetting("SuperLink's stop", STOP_GRACE_S, "it is killed; its database stands that"),
-    TimerSetting("call of a run to the SuperLink", ANSWER_S, "the run makes the call again"),
+    TimerSetting("SuperLink's stop", STOP_TIMEOUT_S, "it is killed; its database stands that"),
+    TimerSetting("call of a run to the SuperLink", CONTROL_CALL_TIMEOUT_S, "the run makes the call again"),
     TimerSetting("heartbeat of a run", RUN_HEARTBEAT_INTERVAL_S, "the run sends the next one"),
-    TimerSetting("run taken for dead", RUN_SILENT_S, "sites drop their work on it; if it still lives, it goes on anew"),
+    TimerSetting(
+        "run taken for dead",
+        RUN_HEARTBEAT_TIMEOUT_S,
+        "sites drop their work on it; if it still lives, it goes on anew",
+    ),
 )
-"""The timers that no experiment changes."""
+"""Timers whose values do not depend on the experiment."""
 
 
 def list_timer_settings(experiment: Experiment | None) -> list[TimerSetting]:
-    """Return all timers; without an experiment, those of a run have their default values."""
+    """Return all timers; without an experiment, the timers of a run have their default values."""
     section = experiment.participation if experiment else ParticipationSection()
     effects = {
         "roll_call_deadline_s": "the run begins with min_sites sites, or stops and says who is missing",

@@ -1,1 +1,1 @@
-"""``flwr-server evaluate``: send models to hospitals, pool the figures that they answer."""
+"""``flwr-server evaluate``: send models to hospitals, which score them on their test images, and pool the figures."""

@@ -1,4 +1,4 @@
-"""Ask hospitals to score models: one question, answered once by each."""
+"""Ask hospitals to score models on their test images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,25 +10,26 @@ from polyclinic.server.evaluation.collect import QuestionWithModels
 from polyclinic.server.evaluation.pool import pool_answers
 from polyclinic.server.questions.exchange import QuestionExchange, make_question_run
 
-RUN = "evaluate"
-"""Beginning of the run's name of a question."""
+RUN_NAME_PREFIX = "evaluate"
+"""Prefix of the run name under which a question is asked."""
 
 
 @dataclass(frozen=True)
 class NetworkEvaluation:
-    """The figures of the hospitals that answered.
+    """The evaluation of models at connected hospitals.
 
     Attributes:
-        silent: Site -> why it has no answer.
+        evaluation: Figures of the hospitals that answered, and pooled figures.
+        silent: Site -> reason for its missing answer.
     """
 
     evaluation: Evaluation
     silent: Mapping[str, str]
 
 
-def ask_for_figures(exchange: QuestionExchange, asked: QuestionWithModels) -> NetworkEvaluation:
-    """Send the models to the connected hospitals, and pool their answers."""
-    text = asked.question.model_dump_json()
-    request = make_scoring_request(make_question_run(RUN), text, asked.content)
+def ask_for_figures(exchange: QuestionExchange, question: QuestionWithModels) -> NetworkEvaluation:
+    """Send models to the connected hospitals, and pool the figures in their answers."""
+    text = question.question.model_dump_json()
+    request = make_scoring_request(make_question_run(RUN_NAME_PREFIX), text, question.content)
     answers = exchange.ask_connected_sites(request, SCORING_TYPE, ScoringReply)
-    return NetworkEvaluation(pool_answers(asked, answers.answers, answers.silent), answers.silent)
+    return NetworkEvaluation(pool_answers(question, answers.answers, answers.silent), answers.silent)

@@ -1,4 +1,4 @@
-"""Open the models that the user names, and make the question that hospitals receive."""
+"""Load the models that the user names, and make the question by which hospitals score them."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -21,11 +21,12 @@ from polyclinic.common.wire.evaluation import MAX_MODEL_BYTES
 
 @dataclass(frozen=True)
 class QuestionWithModels:
-    """A question with the models that it names.
+    """A question to hospitals, together with the models to score.
 
     Attributes:
-        content: The bytes of all files, in the order of the question.
-        models: The models, opened.
+        question: Names, files and hashes of the models.
+        content: The concatenated bytes of all files, in the order of the question.
+        models: The loaded models.
     """
 
     question: EvaluationQuestion
@@ -34,7 +35,7 @@ class QuestionWithModels:
 
 
 def make_question(files: Sequence[ModelFile], groups: Sequence[GroupColumn], title: str = "") -> QuestionWithModels:
-    """Open the models and collect their files.
+    """Load the models, and return a question with their files.
 
     Raises:
         BadInput: If a model cannot be loaded, or the files are too large.
@@ -49,7 +50,7 @@ def make_question(files: Sequence[ModelFile], groups: Sequence[GroupColumn], tit
         )
         description = None
         if file.described is not None:
-            # A hospital needs no path of this machine.
+            # Hospitals must not learn paths of this machine.
             description = file.described.model_copy(update={"file": described[0].name, "sha256": described[0].sha256})
         sent.append(SentModel(name=model.name, files=described, described=description))
         contents += parts.values()
@@ -62,7 +63,7 @@ def make_question(files: Sequence[ModelFile], groups: Sequence[GroupColumn], tit
 
 
 def _read_files(file: ModelFile) -> Iterator[tuple[str, bytes]]:
-    """Yield name and bytes of each file of a model; of a run's summary, its thresholds alone."""
+    """Yield (name, bytes) of each file of a model to send; a run's summary is reduced to its thresholds."""
     if not file.is_run:
         yield f"model{file.file.suffix}", file.file.read_bytes()
         return

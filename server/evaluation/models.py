@@ -1,4 +1,4 @@
-"""Check what the user names for ``flwr-server evaluate``, before torch is imported."""
+"""Check the arguments of ``flwr-server evaluate`` before torch is imported."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ def parse_group_columns(texts: Sequence[str]) -> tuple[GroupColumn, ...]:
     """Check the values of ``--by``; return them without repetitions, in the order of :data:`GROUP_COLUMNS`.
 
     Raises:
-        BadInput: If one is none of :data:`GROUP_COLUMNS`.
+        BadInput: If a value is not in :data:`GROUP_COLUMNS`.
     """
     for text in texts:
         if text not in GROUP_COLUMNS:
@@ -23,10 +23,10 @@ def parse_group_columns(texts: Sequence[str]) -> tuple[GroupColumn, ...]:
 
 
 def find_models_to_send(paths: Sequence[Path]) -> list[ModelFile]:
-    """Check what the user names as models, without reading tensors.
+    """Check the paths of models on the command line without reading tensors; return the files to send.
 
     Raises:
-        BadInput: With every fault.
+        BadInput: If there are too many models, or a file is missing, is a pickle or is no model.
     """
     if len(paths) > MAX_MODELS:
         raise BadInput([Fault("MODEL...", f"are {len(paths)}; {MAX_MODELS} is the most of one question.")])

@@ -1,7 +1,7 @@
-"""Make one evaluation of the hospitals' figures: each hospital's own, and those of all images together.
+"""Make one evaluation from the hospitals' answers: the figures of each hospital, and pooled figures of all images.
 
-Figures of all images together come from sums of histograms, whose order of images inside a step is not known. So the
-AUROC and the average precision have bounds. Decisions, calibration error and Brier score are exact.
+Pooled figures come from sums of score histograms. The order of images inside a histogram bin is not known, so the
+pooled AUROC and average precision have an error bound. Pooled decisions, calibration error and Brier score are exact.
 """
 
 import math
@@ -47,21 +47,22 @@ from polyclinic.common.system.plain_text import join_as_english_list, make_print
 from polyclinic.common.wire.evaluation import ScoringReply
 from polyclinic.server.evaluation.collect import QuestionWithModels
 
-NORMAL_95 = 1.959964
-BY_HOSPITAL = "inverse variance over hospitals"
-"""Name of the test of two models on the images of all hospitals."""
+Z_95 = 1.959964
+"""0.975 quantile of the standard normal distribution."""
+POOLED_TEST_NAME = "inverse variance over hospitals"
+"""Name of the statistical test that compares two models on the images of all hospitals."""
 TEST_PART_NOTE = "The test part: patients on whom no run trains at this site."
 RowKey = tuple[str, str, str, str]
-"""Model, class, column and group."""
+"""Key of a row of figures: model, class, column of a subgroup, subgroup; the last two are empty for all images."""
 
 
 @dataclass(frozen=True)
-class RowOfSite:
-    """A row of a hospital's answer.
+class SiteRow:
+    """The figures of one model and class at one hospital.
 
     Attributes:
-        histogram: The histogram of its scores; None if the hospital does not send it.
-        score_sums: Sum of the scores in each tenth, ``(10,)``.
+        histogram: Histogram of the scores of positive and negative images; None if the hospital does not send it.
+        score_sums: Sum of the scores in each tenth of [0, 1], shape (10,).
     """
 
     figures: ClassFigures
@@ -70,23 +71,24 @@ class RowOfSite:
 
 
 def pool_answers(
-    asked: QuestionWithModels, answers: Mapping[str, ScoringReply], silent: Mapping[str, str]
+    question: QuestionWithModels, answers: Mapping[str, ScoringReply], silent: Mapping[str, str]
 ) -> Evaluation:
-    """Return the evaluation that the hospitals' answers make.
+    """Return the evaluation of the models, with figures of each hospital and pooled figures.
 
     Args:
         answers: Site -> its answer.
-        silent: Site -> why it has no answer.
+        silent: Site -> reason for its missing answer.
     """
-    classes_of_models = name_classes_of_models(asked.models)
-    of_models = [name for classes in classes_of_models.values() for name in classes]
+    classes_of_models = name_classes_of_models(question.models)
+    model_classes = [name for classes in classes_of_models.values() for name in classes]
     annotated = {name for reply in answers.values() for name in reply.class_names}
-    tested = tuple(name for name in dict.fromkeys(of_models) if name in annotated)
+    tested = tuple(name for name in dict.fromkeys(model_classes) if name in annotated)
+
     by_site = {site: dict(_read_rows(reply)) for site, reply in answers.items()}
     rows = [
         FigureRow(site, model, name, row.figures)
-        for site, of_site in by_site.items()
-        for (model, name, column, _), row in of_site.items()
+        for site, site_rows in by_site.items()
+        for (model, name, column, _), row in site_rows.items()
         if not column
     ]
     comparisons = [comparison for site, reply in answers.items() for comparison in _read_comparisons(site, reply)]
@@ -97,21 +99,21 @@ def pool_answers(
         rows = [*pooled_rows, *rows, *subgroup_rows]
         comparisons = [*_pool_comparisons(comparisons), *comparisons]
     else:
-        # Of one hospital, all images together are its own.
+        # With one hospital, its own figures are those of all images.
         rows += [replace(row, data=site) for row in subgroup_rows for site in answers]
     over_patients = bool(answers) and all(reply.over_patients for reply in answers.values())
     coverage = [
         _describe_coverage(site, model.name, classes_of_models[model.name], reply)
         for site, reply in answers.items()
-        for model in asked.models
+        for model in question.models
     ]
-    class_places = {name: place for place, name in enumerate(tested)}
-    model_places = {model.name: place for place, model in enumerate(asked.models)}
-    rows.sort(key=lambda row: (class_places[row.class_name], model_places[row.model]))
+    class_order = {name: index for index, name in enumerate(tested)}
+    model_order = {model.name: index for index, model in enumerate(question.models)}
+    rows.sort(key=lambda row: (class_order[row.class_name], model_order[row.model]))
     return Evaluation(
         models=tuple(
             ScoredModel(model.name, model.kind, sent.sha256, classes_of_models[model.name], model.unlearned)
-            for model, sent in zip(asked.models, asked.question.models, strict=True)
+            for model, sent in zip(question.models, question.question.models, strict=True)
         ),
         data=tuple(
             ScoredData(site, TEST_PART_NOTE, reply.images, reply.patients if over_patients else None, reply.class_names)
@@ -123,10 +125,10 @@ def pool_answers(
         class_names=tested,
         cautions=(
             *(f"{site} did not answer: {make_printable_line(reason)}" for site, reason in silent.items()),
-            *warn_about_origin(asked.models),
+            *warn_about_origin(question.models),
         ),
         columns=tuple(dict.fromkeys(row.column for row in rows if row.column)),
-        notes=tuple(_list_notes(asked, answers)),
+        notes=tuple(_list_notes(question, answers)),
     )
 
 
@@ -140,9 +142,9 @@ def _describe_coverage(site: str, model: str, classes: Sequence[str], reply: Sco
     )
 
 
-def _list_notes(asked: QuestionWithModels, answers: Mapping[str, ScoringReply]) -> Iterator[str]:
-    """Yield a sentence on each part of the figures that a hospital withholds."""
-    classes = {name for model in asked.models for name in model.class_names}
+def _list_notes(question: QuestionWithModels, answers: Mapping[str, ScoringReply]) -> Iterator[str]:
+    """Yield a sentence for each kind of figures that a hospital withholds, and for a hospital without test images."""
+    classes = {name for model in question.models for name in model.class_names}
     for site, reply in answers.items():
         if hidden := [f"“{name}”" for name in reply.hidden if name in classes]:
             least = reply.smallest_count
@@ -158,10 +160,11 @@ def _list_notes(asked: QuestionWithModels, answers: Mapping[str, ScoringReply]) 
 # ---------------------------------------------------------------------- rows of one hospital
 
 
-def _read_rows(reply: ScoringReply) -> Iterator[tuple[RowKey, RowOfSite]]:
+def _read_rows(reply: ScoringReply) -> Iterator[tuple[RowKey, SiteRow]]:
+    """Yield key and figures of each row of a hospital's answer."""
     points = dict[int, list[DecisionsAtThreshold]]()
-    for place, row in enumerate(reply.point_rows):
-        points.setdefault(row, []).append(_read_point(reply, place))
+    for index, row in enumerate(reply.point_rows):
+        points.setdefault(row, []).append(_read_point(reply, index))
     tenths = len(TENTH_EDGES) + 1
     for row, key in enumerate(zip(reply.models, reply.classes, reply.columns, reply.groups, strict=True)):
         histogram = reply.histograms.get(row)
@@ -182,20 +185,26 @@ def _read_rows(reply: ScoringReply) -> Iterator[tuple[RowKey, RowOfSite]]:
             points=tuple(points.get(row, ())),
             calibration=None if math.isnan(brier) else Calibration(bins, error, brier),
         )
-        yield key, RowOfSite(figures, histogram, sums)
+        yield key, SiteRow(figures, histogram, sums)
 
 
-def _read_point(reply: ScoringReply, place: int) -> DecisionsAtThreshold:
-    row = reply.point_rows[place]
-    detected = reply.true_positives[place]
-    alarms = reply.false_positives[place]
-    decisions = DecisionCounts(detected, reply.positives[row] - detected, alarms, reply.negatives[row] - alarms)
+def _read_point(reply: ScoringReply, index: int) -> DecisionsAtThreshold:
+    """Return the decisions at the threshold with this index in a hospital's answer."""
+    row = reply.point_rows[index]
+    true_positives = reply.true_positives[index]
+    false_positives = reply.false_positives[index]
+    decisions = DecisionCounts(
+        true_positives,
+        reply.positives[row] - true_positives,
+        false_positives,
+        reply.negatives[row] - false_positives,
+    )
     return DecisionsAtThreshold(
-        reply.point_rules[place],
-        reply.thresholds[place],
+        reply.point_rules[index],
+        reply.thresholds[index],
         decisions,
-        _read_interval(reply.sensitivity_low[place], reply.sensitivity_high[place]),
-        _read_interval(reply.specificity_low[place], reply.specificity_high[place]),
+        _read_interval(reply.sensitivity_low[index], reply.sensitivity_high[index]),
+        _read_interval(reply.specificity_low[index], reply.specificity_high[index]),
     )
 
 
@@ -208,21 +217,24 @@ def _read_interval(low: float, high: float) -> Interval | None:
 
 
 def _make_bins(histogram: ScoreHistogram, score_sums: Sequence[float]) -> tuple[ReliabilityBin, ...]:
-    """Return the tenths of a reliability diagram; they are exact, because bins of the histogram end at each tenth."""
+    """Return the ten bins of a reliability diagram.
+
+    The bins are exact, because a histogram bin ends at each edge of a tenth.
+    """
     borders = find_score_bins(TENTH_EDGES) + 1
     images = [int(part.sum()) for part in np.split(histogram.positives + histogram.negatives, borders)]
     positives = [int(part.sum()) for part in np.split(histogram.positives, borders)]
     return tuple(
-        ReliabilityBin(count, shown, total / count if count else None)
-        for count, shown, total in zip(images, positives, score_sums, strict=True)
+        ReliabilityBin(image_count, positive_count, score_sum / image_count if image_count else None)
+        for image_count, positive_count, score_sum in zip(images, positives, score_sums, strict=True)
     )
 
 
 # ---------------------------------------------------------------------- all hospitals together
 
 
-def _pool_rows(by_site: Mapping[str, Mapping[RowKey, RowOfSite]]) -> Iterator[FigureRow]:
-    """Yield the figures of all images of the hospitals that send histograms, in the order of columns and groups."""
+def _pool_rows(by_site: Mapping[str, Mapping[RowKey, SiteRow]]) -> Iterator[FigureRow]:
+    """Yield the pooled figures over the hospitals that send histograms, in the order of columns and groups."""
     keys = list(dict.fromkeys(key for rows in by_site.values() for key in rows))
     for column, grouping in (("", None), *GROUPINGS.items()):
         column_keys = [key for key in keys if key[2] == column]
@@ -236,7 +248,7 @@ def _pool_rows(by_site: Mapping[str, Mapping[RowKey, RowOfSite]]) -> Iterator[Fi
                     yield FigureRow(ALL_DATA, model, class_name, _pool_figures(key, parts), column, group)
 
 
-def _pool_figures(key: RowKey, parts: Sequence[RowOfSite]) -> ClassFigures:
+def _pool_figures(key: RowKey, parts: Sequence[SiteRow]) -> ClassFigures:
     histogram = reduce(add, (part.histogram for part in parts if part.histogram is not None))
     auroc = compute_pooled_auroc(histogram)
     precision = compute_pooled_average_precision(histogram)
@@ -256,12 +268,12 @@ def _pool_figures(key: RowKey, parts: Sequence[RowOfSite]) -> ClassFigures:
     )
 
 
-def _pool_points(parts: Sequence[RowOfSite]) -> Iterator[DecisionsAtThreshold]:
-    """Yield the decisions at each threshold that all hospitals used."""
-    by_part = [{(point.rule, point.threshold): point.decisions for point in part.figures.points} for part in parts]
-    for rule, threshold in by_part[0]:
-        counts = [points[rule, threshold] for points in by_part if (rule, threshold) in points]
-        if len(counts) == len(by_part):
+def _pool_points(parts: Sequence[SiteRow]) -> Iterator[DecisionsAtThreshold]:
+    """Yield the summed decisions at each threshold that all hospitals used; without confidence intervals."""
+    by_site = [{(point.rule, point.threshold): point.decisions for point in part.figures.points} for part in parts]
+    for rule, threshold in by_site[0]:
+        counts = [points[rule, threshold] for points in by_site if (rule, threshold) in points]
+        if len(counts) == len(by_site):
             yield DecisionsAtThreshold(
                 rule,
                 threshold,
@@ -276,20 +288,21 @@ def _pool_points(parts: Sequence[RowOfSite]) -> Iterator[DecisionsAtThreshold]:
             )
 
 
-def _pool_calibration(histogram: ScoreHistogram, parts: Sequence[RowOfSite]) -> Calibration | None:
-    calibrations = [(part, part.figures.calibration) for part in parts]
+def _pool_calibration(histogram: ScoreHistogram, parts: Sequence[SiteRow]) -> Calibration | None:
+    """Return expected calibration error, Brier score and reliability bins of all images; None without images."""
     total = int((histogram.positives + histogram.negatives).sum())
     if not total:
         return None
-    sums = np.sum([part.score_sums for part in parts], axis=0)
-    bins = _make_bins(histogram, sums.tolist())
-    errors = [abs(total_score - each.positives) for total_score, each in zip(sums.tolist(), bins, strict=True)]
-    squares = sum(
-        calibration.brier * (part.figures.positives + part.figures.negatives)
-        for part, calibration in calibrations
-        if calibration is not None
+    score_sums = np.sum([part.score_sums for part in parts], axis=0).tolist()  # (10,)
+    bins = _make_bins(histogram, score_sums)
+    errors = [abs(score_sum - each.positives) for score_sum, each in zip(score_sums, bins, strict=True)]
+    # A hospital's Brier score is the mean of its squared errors.
+    squared_errors = sum(
+        part.figures.calibration.brier * (part.figures.positives + part.figures.negatives)
+        for part in parts
+        if part.figures.calibration is not None
     )
-    return Calibration(bins, sum(errors) / total, squares / total)
+    return Calibration(bins, sum(errors) / total, squared_errors / total)
 
 
 # ---------------------------------------------------------------------- comparisons of two models
@@ -301,17 +314,17 @@ def _read_comparisons(site: str, reply: ScoringReply) -> Iterator[ModelCompariso
         for row, name in enumerate(reply.classes)
         if not reply.columns[row]
     }
-    for place, name in enumerate(reply.pair_classes):
-        difference = reply.differences[place]
-        interval = (reply.difference_lows[place], reply.difference_highs[place])
-        error = _read_number(reply.standard_errors[place])
+    for index, name in enumerate(reply.pair_classes):
+        difference = reply.differences[index]
+        interval = (reply.difference_lows[index], reply.difference_highs[index])
+        error = _read_number(reply.standard_errors[index])
         p_value = compute_two_sided_p_value(difference / error) if error else None
-        test = DELONG if reply.pair_tests[place] == DELONG else PATIENT_BOOTSTRAP
+        test = DELONG if reply.pair_tests[index] == DELONG else PATIENT_BOOTSTRAP
         yield ModelComparison(
             site,
             name,
-            reply.pair_firsts[place],
-            reply.pair_seconds[place],
+            reply.pair_firsts[index],
+            reply.pair_seconds[index],
             images.get(name, 0),
             EstimateWithInterval(difference, interval),
             delong_p=p_value if test == DELONG else None,
@@ -323,7 +336,7 @@ def _read_comparisons(site: str, reply: ScoringReply) -> Iterator[ModelCompariso
 
 
 def _pool_comparisons(comparisons: Sequence[ModelComparison]) -> Iterator[ModelComparison]:
-    """Yield the mean of the hospitals' differences, each weighted by the inverse of its variance."""
+    """Yield the pooled comparison of each class and pair of models: the hospitals' inverse-variance weighted mean."""
     families = dict[tuple[str, str, str], list[ModelComparison]]()
     for each in comparisons:
         if each.standard_error:
@@ -333,7 +346,7 @@ def _pool_comparisons(comparisons: Sequence[ModelComparison]) -> Iterator[ModelC
         values = [each.difference.value for each in members]
         difference = sum(weight * value for weight, value in zip(weights, values, strict=True)) / sum(weights)
         error = 1 / math.sqrt(sum(weights))
-        interval = difference - NORMAL_95 * error, difference + NORMAL_95 * error
+        interval = difference - Z_95 * error, difference + Z_95 * error
         p_value = compute_two_sided_p_value(difference / error)
         yield ModelComparison(
             ALL_DATA,
@@ -345,6 +358,6 @@ def _pool_comparisons(comparisons: Sequence[ModelComparison]) -> Iterator[ModelC
             delong_p=None,
             patient_p=None,
             p_value=p_value,
-            test=BY_HOSPITAL,
+            test=POOLED_TEST_NAME,
             standard_error=error,
         )

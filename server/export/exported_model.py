@@ -37,20 +37,25 @@ from polyclinic.data.images.store import open_user_image_store
 from polyclinic.data.load import load_dataset
 from polyclinic.server.export.prediction import choose_model_image_format
 from polyclinic.server.export.preflight import ExportFormat, choose_default_export_path, read_experiment_data_spec
-from polyclinic.server.reporting.model_card import CARD, render_model_card
+from polyclinic.server.reporting.model_card import MODEL_CARD_FILE, render_model_card
 from polyclinic.server.runs.reader import read_run
 
-TOLERANCE = 1e-4
-INPUT, OUTPUT, WINDOW_OUTPUT = "images", "probabilities", "logits"
-METADATA = "polyclinic.json"
-"""File of the metadata inside a TorchScript file."""
+MAX_PROBABILITY_DIFFERENCE = 1e-4
+"""Greatest accepted difference between probabilities of the saved and of the exported model."""
+INPUT_NAME = "images"
+OUTPUT_NAME = "probabilities"
+WINDOW_OUTPUT_NAME = "logits"
+"""Name of the output of an exported model of patches."""
+METADATA_FILE = "polyclinic.json"
+"""Name of the metadata file inside a TorchScript archive."""
 Pixels = NDArray[np.uint8]
 Scores = NDArray[np.float32]
-MOST_COMPARED, BATCH_SIZE = 256, 64
-"""Images compared at most, spread evenly over those that there are; images in a batch."""
+MAX_COMPARED_IMAGES = 256
+BATCH_SIZE = 64
 SYNTHETIC_MARGINS = ((0, 0), (13, 40), (200, 170))
-"""Pixels that synthetic images are higher and wider than the model's own size."""
-LUMINANCE = (0.299, 0.587, 0.114)
+"""Pixels by which synthetic images exceed the model's height and width."""
+LUMINANCE_WEIGHTS = (0.299, 0.587, 0.114)
+"""Weights of red, green and blue in a grey value (ITU-R BT.601)."""
 REQUIRED_PACKAGES = {ExportFormat.onnx: ("onnx", "onnxruntime", "onnxscript"), ExportFormat.torchscript: ()}
 
 
@@ -60,7 +65,13 @@ class ExportedOutputsDiffer(ProgramCannotContinue):
 
 @dataclass(frozen=True)
 class ExportComparison:
-    """The result of comparing an exported model with the saved model on ``images`` images."""
+    """The result of comparing an exported model with the saved model.
+
+    Attributes:
+        path: The exported file.
+        images: Number of compared images.
+        largest_difference: Largest difference between two probabilities.
+    """
 
     path: Path
     images: int
@@ -68,7 +79,7 @@ class ExportComparison:
 
 
 def has_fixed_input(spec: ModelSpec) -> bool:
-    """Return True if an exported model takes images of its own size alone: volumes, or windows of a larger image."""
+    """Return True if an exported model takes only inputs of the model's size: volumes, or windows of larger images."""
     return spec.takes_volumes or spec.patch_size is not None
 
 
@@ -80,14 +91,20 @@ class PixelClassifier(nn.Module):
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return probabilities ``(batch, classes)`` for pixels 0..255 ``(batch, channels, height, width)`` of any size.
+        """Return the probabilities of a batch of images.
 
-        Of a segmentation they are ``(batch, classes, size, size)``, of the model's own size.
-        Every image is resized, because an exported graph has no branches; an image of the model's size stays unchanged.
-        Volumes ``(batch, channels, depth, height, width)`` must have the model's size, and so must the windows of a
-        model of patches, which are not resized.
+        Images of any size are resized, because an exported graph has no branches; this does not change an image of the
+        model's size. Volumes and windows are not resized and must have the model's size.
+
+        Args:
+            images: Pixels 0..255, ``(batch, channels, height, width)``; volumes
+                ``(batch, channels, depth, height, width)``.
+
+        Returns:
+            Probabilities, ``(batch, classes)``; of a segmentation ``(batch, classes, size, size)`` in the model's size.
         """
-        spec, pixels = self.network.spec, images.float()
+        spec = self.network.spec
+        pixels = images.float()
         if not has_fixed_input(spec):
             pixels = functional.interpolate(pixels, spec.sides, mode="bilinear", antialias=True)
         return logits_to_probabilities(self.network(pixels), spec.task)
@@ -96,8 +113,8 @@ class PixelClassifier(nn.Module):
 class WindowLogits(nn.Module):
     """The exported module of a model of patches: raw pixels of a window in, logits out.
 
-    The caller averages overlapping windows, and applies sigmoid or softmax to the mean: the mean of the windows'
-    probabilities would be another number.
+    The caller averages the logits of overlapping windows, and then applies sigmoid or softmax. The result differs from
+    a mean of probabilities.
     """
 
     def __init__(self, network: SplitNetwork) -> None:
@@ -110,19 +127,22 @@ class WindowLogits(nn.Module):
         return logits
 
 
-def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Sequence[Pixels]) -> ExportComparison:
+def export_model(
+    folder: Path, export_format: ExportFormat, destination: Path, pixels: Sequence[Pixels]
+) -> ExportComparison:
     """Write a saved model to a new file, and check on images that the file gives the same probabilities.
 
     Args:
         destination: The new file; it must not exist.
-        pixels: Images for the comparison, in batches ``(n, channels, height, width)`` with the model's channels; of
+        pixels: Images for the comparison, in batches ``(n, channels, height, width)`` with the model's channels, or of
             volumes ``(n, channels, depth, height, width)``.
 
     Raises:
         BadInput: If the folder holds no model, a library is missing, or the destination exists.
-        ExportedOutputsDiffer: If a probability differs by more than ``TOLERANCE``; the new file is removed.
+        ExportedOutputsDiffer: If a probability differs by more than :data:`MAX_PROBABILITY_DIFFERENCE`; the new file is
+            removed.
     """
-    faults = find_missing_package_faults(f"--to {form}", *REQUIRED_PACKAGES[form])
+    faults = find_missing_package_faults(f"--to {export_format}", *REQUIRED_PACKAGES[export_format])
     saved = read_model_description(folder)
     raise_faults([*faults, *find_output_file_faults(destination)])
     network = load_model(folder)
@@ -130,14 +150,19 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     model = PixelClassifier(network).eval().requires_grad_(False)
     part = make_temporary_path(destination)
     with remove_outputs_on_failure(destination, part):
-        run = _write_exported_model(_choose_exported_module(model), form, make_export_metadata(saved), part)
+        run_exported = _write_exported_model(
+            _choose_exported_module(model), export_format, make_export_metadata(saved), part
+        )
         if saved.model.patch_size is not None:
-            run = _slide_exported_model(run, saved.model)
-        # NaN stays.
-        largest = float(np.max([compute_largest_probability_difference(model, run, batch) for batch in pixels]))
-        if not largest <= TOLERANCE:
+            run_exported = _slide_exported_model(run_exported, saved.model)
+        differences = [compute_largest_probability_difference(model, run_exported, batch) for batch in pixels]
+        largest = float(np.max(differences))
+        # Also refuses NaN, which is not at most any number.
+        if not largest <= MAX_PROBABILITY_DIFFERENCE:
             problem = f"the exported model's probabilities differ from ours by up to {largest:.2g}"
-            raise ExportedOutputsDiffer(f"{problem}, more than {TOLERANCE:g}; {destination} was not written")
+            raise ExportedOutputsDiffer(
+                f"{problem}, more than {MAX_PROBABILITY_DIFFERENCE:g}; {destination} was not written"
+            )
         part.replace(destination)
     return ExportComparison(destination, sum(map(len, pixels)), largest)
 
@@ -147,22 +172,29 @@ def make_export_metadata(saved: SavedModelDescription) -> dict[str, str]:
     channels = "grey" if saved.model.channels == 1 else "RGB, in this order"
     defined = list_definitions(saved.class_names, saved.vocabulary)
     sides = " x ".join(map(str, saved.model.sides))
-    shape, size, steps = "height, width", "any size", f"bilinear antialiased resize to {sides}, "
+    shape = "height, width"
+    size = "any size"
+    steps = f"bilinear antialiased resize to {sides}, "
     if has_fixed_input(saved.model):
         kind = "volumes" if saved.model.takes_volumes else "pictures"
         unit = "voxels" if saved.model.takes_volumes else "pixels"
-        shape, size, steps = ", ".join(map(str, saved.model.sides)), f"{kind} of {sides} {unit}", ""
-    output, classes = OUTPUT, "in the order of class_names"
+        shape = ", ".join(map(str, saved.model.sides))
+        size = f"{kind} of {sides} {unit}"
+        steps = ""
+    output = OUTPUT_NAME
+    classes = "in the order of class_names"
     if saved.model.patch_size is not None:
         size += f"; {describe_sliding_window(saved.model)}"
-        output, last = WINDOW_OUTPUT, "softmax over the classes and a background of logit 0"
-        last = "sigmoid" if saved.model.task == "segmentation" else last
-        classes += f"; average them over windows, then {last}"
+        output = WINDOW_OUTPUT_NAME
+        activation = "softmax over the classes and a background of logit 0"
+        if saved.model.task == "segmentation":
+            activation = "sigmoid"
+        classes += f"; average them over windows, then {activation}"
     pixels = "".join(f", {side}" for side in saved.model.sides) if is_segmentation(saved.model.task) else ""
     return {
         "class_names": json.dumps(saved.class_names, ensure_ascii=False),
         "task": saved.model.task,
-        "input": f"{INPUT}: uint8 (batch, {saved.model.channels}, {shape}), pixels 0..255, {channels}; {size}",
+        "input": f"{INPUT_NAME}: uint8 (batch, {saved.model.channels}, {shape}), pixels 0..255, {channels}; {size}",
         "output": f"{output}: float32 (batch, {len(saved.class_names)}{pixels}), {classes}",
         "preprocessing": f"all inside: {steps}(pixel / 255 - mean) / std with mean "
         f"{list(saved.model.normalisation.mean)}, std {list(saved.model.normalisation.std)}",
@@ -175,7 +207,9 @@ def make_export_metadata(saved: SavedModelDescription) -> dict[str, str]:
     }
 
 
-def compute_largest_probability_difference(model: nn.Module, run: Callable[[Pixels], Scores], batch: Pixels) -> float:
+def compute_largest_probability_difference(
+    model: nn.Module, run_exported: Callable[[Pixels], Scores], batch: Pixels
+) -> float:
     """Return the largest difference between the probabilities of the saved and of the exported model.
 
     The two are compared on the whole batch, and on its first image alone. The result is infinite if shapes differ, and
@@ -183,12 +217,12 @@ def compute_largest_probability_difference(model: nn.Module, run: Callable[[Pixe
 
     Args:
         model: The saved model.
-        run: Computes probabilities with the exported model.
+        run_exported: Computes probabilities with the exported model.
     """
-    pairs = [(compute_torch_probabilities(model, images), run(images)) for images in (batch[:1], batch)]
-    if any(ours.shape != exported.shape for ours, exported in pairs):
+    pairs = [(compute_torch_probabilities(model, images), run_exported(images)) for images in (batch[:1], batch)]
+    if any(saved.shape != exported.shape for saved, exported in pairs):
         return float("inf")
-    return float(np.max([np.abs(ours - exported).max() for ours, exported in pairs]))
+    return float(np.max([np.abs(saved - exported).max() for saved, exported in pairs]))
 
 
 def _choose_exported_module(model: PixelClassifier) -> nn.Module:
@@ -196,11 +230,15 @@ def _choose_exported_module(model: PixelClassifier) -> nn.Module:
     return model if network.spec.patch_size is None else WindowLogits(network).eval().requires_grad_(False)
 
 
-def _slide_exported_model(run: Callable[[Pixels], Scores], spec: ModelSpec) -> Callable[[Pixels], Scores]:
-    """Return a function from whole images to probabilities, by an exported model that gives the logits of a window."""
+def _slide_exported_model(run_window: Callable[[Pixels], Scores], spec: ModelSpec) -> Callable[[Pixels], Scores]:
+    """Return a function that computes probabilities of whole images with an exported model of windows.
+
+    Args:
+        run_window: Computes the logits of windows with the exported model.
+    """
 
     def compute_window_logits(windows: Tensor) -> Tensor:
-        return torch.from_numpy(run(windows.to(torch.uint8).numpy()))
+        return torch.from_numpy(run_window(windows.to(torch.uint8).numpy()))
 
     def compute_probabilities(batch: Pixels) -> Scores:
         logits = slide_over_images(compute_window_logits, torch.from_numpy(batch).float(), spec)
@@ -218,26 +256,27 @@ def compute_torch_probabilities(model: nn.Module, batch: Pixels) -> Scores:
 
 
 def _write_exported_model(
-    model: nn.Module, form: ExportFormat, metadata: dict[str, str], path: Path
+    model: nn.Module, export_format: ExportFormat, metadata: dict[str, str], path: Path
 ) -> Callable[[Pixels], Scores]:
-    """Write the model to a file; return a function that computes what the model in that file returns."""
+    """Write the model to a file; return a function that runs the model in that file on a batch of images."""
     spec = cast(SplitNetwork, model.network).spec
-    output = OUTPUT if spec.patch_size is None else WINDOW_OUTPUT
+    output = OUTPUT_NAME if spec.patch_size is None else WINDOW_OUTPUT_NAME
     if has_fixed_input(spec):
         shape, dynamic_axes = spec.sides, {0: "batch"}
     else:
         # A size other than the model's, so that the export treats no dimension as constant.
         shape, dynamic_axes = (spec.sides[0] + 5, spec.sides[1] + 3), {0: "batch", 2: "height", 3: "width"}
     example = torch.zeros(2, spec.channels, *shape, dtype=torch.uint8)
-    if form is ExportFormat.torchscript:
+    if export_format is ExportFormat.torchscript:
         with warnings.catch_warnings():
-            # torch calls TorchScript deprecated, and warns of sizes that a trace takes for constant, as they are here:
-            # the first step brings every image to one size. The comparison is of other sizes than the trace.
+            # torch warns that TorchScript is deprecated, and that a trace takes sizes for constant. They are constant
+            # here, because the first step resizes each image. The comparison uses other sizes than the trace.
             warnings.simplefilter("ignore")
             traced = torch.jit.trace(model, (example,), check_trace=False)  # type: ignore[no-untyped-call]
-            whole = io.BytesIO()  # on a full disk torch would end the process where it writes to a path
-            torch.jit.save(traced, whole, _extra_files={METADATA: json.dumps(metadata, ensure_ascii=False)})
-            path.write_bytes(whole.getbuffer())
+            # Saved to memory first: if torch writes to a path on a full disk, it ends the process.
+            archive = io.BytesIO()
+            torch.jit.save(traced, archive, _extra_files={METADATA_FILE: json.dumps(metadata, ensure_ascii=False)})
+            path.write_bytes(archive.getbuffer())
             loaded = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
         return lambda batch: compute_torch_probabilities(loaded, batch)
     import onnxruntime
@@ -245,7 +284,7 @@ def _write_exported_model(
     program = torch.onnx.export(
         model,
         (example,),
-        input_names=[INPUT],
+        input_names=[INPUT_NAME],
         output_names=[output],
         dynamic_shapes={"images": dynamic_axes},
         dynamo=True,
@@ -257,26 +296,31 @@ def _write_exported_model(
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return lambda batch: np.asarray(session.run([output], {INPUT: batch})[0])
+    return lambda batch: np.asarray(session.run([output], {INPUT_NAME: batch})[0])
 
 
 def export_run_model(
-    folder: Path, form: ExportFormat, out: Path | None, check: Path | None
+    folder: Path, export_format: ExportFormat, out: Path | None, check: Path | None
 ) -> tuple[ExportComparison, str, Path | None]:
-    """Export a run's model with a model card; return the comparison, the origin of its images, and the card's path.
+    """Export a run's model, and write its model card to the same folder.
 
     Args:
         out: The new file; by default ``model.onnx`` or ``model.pt`` in the folder.
         check: Images for the comparison: an npz file, a picture, a folder of pictures or an experiment. By default, the
             test images of the run's own experiment if they are available, else synthetic images.
 
+    Returns:
+        The comparison with the saved model; a description of the compared images; and the path of the model card, None
+        if the folder is not a run folder.
+
     Raises:
-        BadInput: If something cannot be read or written.
+        BadInput: If a file cannot be read or written, or another model's card is in the folder.
         ExportedOutputsDiffer: If the exported model gives other probabilities.
     """
-    destination = out or choose_default_export_path(folder, form)
+    destination = out or choose_default_export_path(folder, export_format)
     spec = load_model(folder).spec
-    card, path = None, destination.parent / CARD
+    card = None
+    path = destination.parent / MODEL_CARD_FILE
     if (folder / "summary.json").is_file():
         card = render_model_card(folder)
         is_own = path.parent.resolve() == folder.resolve()
@@ -284,18 +328,23 @@ def export_run_model(
             problem = "is another model's card, and nothing is written over."
             raise BadInput([Fault(str(path), problem, "Name an --out in another folder.")])
     batches, source = choose_comparison_images(folder, spec, check)
-    done = export_model(folder, form, destination, batches)
+    comparison = export_model(folder, export_format, destination, batches)
     if card is None:
-        return done, source, None
+        return comparison, source, None
     write_atomically(path, card.encode())
-    return done, source, path
+    return comparison, source, path
 
 
 def choose_comparison_images(folder: Path, spec: ModelSpec, check: Path | None) -> tuple[Sequence[Pixels], str]:
-    """Return images for the comparison of the exported model with the original, and a description of the images.
+    """Return batches of images for the comparison of the exported with the saved model, and a description of them.
 
-    They are the images of ``check``; without it, test images of the run's experiment, and without these, noise.
-    Each batch is ``(n, channels, height, width)``.
+    Args:
+        folder: The run's folder.
+        check: Source of the images. If it is None, the images are test images of the run's experiment, or noise if
+            these are not available.
+
+    Returns:
+        Batches ``(n, channels, height, width)``, of volumes ``(n, channels, depth, height, width)``; and a description.
     """
     if check is None:
         test = None
@@ -309,7 +358,7 @@ def choose_comparison_images(folder: Path, spec: ModelSpec, check: Path | None) 
         margins: Sequence[Sequence[int]] = [(0,) * len(spec.sides)] if has_fixed_input(spec) else SYNTHETIC_MARGINS
         if spec.patch_size is not None:
             margins = [[side // 2 for side in spec.sides]]
-        sizes = [[side + more for side, more in zip(spec.sides, margin, strict=True)] for margin in margins]
+        sizes = [[side + extra for side, extra in zip(spec.sides, margin, strict=True)] for margin in margins]
         shapes = [(8, spec.channels, *size) for size in sizes]
         noise = [generator.integers(0, 256, shape, dtype=np.uint8) for shape in shapes]
         return noise, "synthetic images, noise: for real ones name --check"
@@ -323,11 +372,12 @@ def choose_comparison_images(folder: Path, spec: ModelSpec, check: Path | None) 
 
 
 def _make_image_batches(images: ImageSet | Pixels, spec: ModelSpec) -> list[Pixels]:
-    """Convert images, at most :data:`MOST_COMPARED` evenly spaced ones, to channels-first batches for the model."""
-    rows = np.unique(np.linspace(0, len(images) - 1, min(MOST_COMPARED, len(images))).round().astype(np.intp))
+    """Return channels-first batches for the model of at most :data:`MAX_COMPARED_IMAGES` evenly spaced images."""
+    rows = np.unique(np.linspace(0, len(images) - 1, min(MAX_COMPARED_IMAGES, len(images))).round().astype(np.intp))
     pixels = images.select_rows(rows).images if isinstance(images, ImageSet) else images[rows]
     if pixels.ndim == 4 and spec.channels == 1:
-        pixels = (pixels @ np.array(LUMINANCE)).round().astype(np.uint8)
-    first = pixels[:, None] if pixels.ndim == 3 else np.moveaxis(pixels, -1, 1)
-    whole = np.ascontiguousarray(np.repeat(first, spec.channels // first.shape[1], axis=1))
-    return [whole[start : start + BATCH_SIZE] for start in range(0, len(whole), BATCH_SIZE)]
+        pixels = (pixels @ np.array(LUMINANCE_WEIGHTS)).round().astype(np.uint8)
+    channels_first = pixels[:, None] if pixels.ndim == 3 else np.moveaxis(pixels, -1, 1)
+    repeats = spec.channels // channels_first.shape[1]
+    inputs = np.ascontiguousarray(np.repeat(channels_first, repeats, axis=1))
+    return [inputs[start : start + BATCH_SIZE] for start in range(0, len(inputs), BATCH_SIZE)]

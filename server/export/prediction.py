@@ -78,28 +78,30 @@ def _read_run_data_settings(folder: Path) -> _RunPictureSettings:
 def choose_model_image_format(
     folder: Path, network: SplitNetwork, rendering: PictureRenderingOptions | None = None
 ) -> DecodedImageFormat:
-    """Return how files are converted to images for a saved model.
+    """Return the format to which files are converted for a saved model: size, colour, resizing and rendering.
 
-    They are read as those of the training, if the model says how that was. For a model of an earlier release, resizing
+    The model's description has the format of the training images. A model of an earlier release has none. Then resizing
     and rendering are those of the run if ``folder`` is a run folder with a readable summary, else the defaults.
 
     Args:
         rendering: Rendering by command-line options, which replaces the run's; None if there is no such option.
     """
-    if (form := read_model_description(folder).pixels) is not None:
-        return make_trained_image_format(form, rendering, _read_run_data_settings(folder).largest_mb)
-    shown = _read_run_data_settings(folder)
-    options = None if rendering is None or replace(rendering, bit_depth=None) == DEFAULT_RENDERING else rendering
+    pixel_form = read_model_description(folder).pixels
+    settings = _read_run_data_settings(folder)
+    if pixel_form is not None:
+        return make_trained_image_format(pixel_form, rendering, settings.largest_mb)
     bit_depth = rendering.bit_depth if rendering else None
-    shown_as = replace(
-        options or PictureRenderingOptions(shown.frame, shown.axis, shown.window),
-        largest_mb=shown.largest_mb,
-        bit_depth=bit_depth or shown.bit_depth,
-        jpeg_draft=shown.jpeg_draft,
-        value_range=None if bit_depth else shown.value_range,
-        spacing=shown.spacing,
+    if rendering is None or replace(rendering, bit_depth=None) == DEFAULT_RENDERING:
+        rendering = PictureRenderingOptions(settings.frame, settings.axis, settings.window)
+    rendering = replace(
+        rendering,
+        largest_mb=settings.largest_mb,
+        bit_depth=bit_depth or settings.bit_depth,
+        jpeg_draft=settings.jpeg_draft,
+        value_range=None if bit_depth else settings.value_range,
+        spacing=settings.spacing,
     )
-    return DecodedImageFormat(network.spec.image_size, network.spec.channels == 3, shown.resize, shown_as)
+    return DecodedImageFormat(network.spec.image_size, network.spec.channels == 3, settings.resize, rendering)
 
 
 def predict_to_csv(
@@ -111,11 +113,13 @@ def predict_to_csv(
 ) -> UnlabelledPictures:
     """Write a csv file with the probabilities of every image, one row per image; return the images.
 
-    Of a segmentation, ``destination`` is a new folder of masks, whose label maps have the values of the run's own.
     A class that the model has not learned has no column. An unreadable image has a row with empty cells, and the reason
-    in the last column.
+    in the last column. A segmentation model writes masks instead, with the pixel values of the run's training masks.
 
     Args:
+        folder: Folder of the model.
+        data: An image, or a folder or npz file of images.
+        destination: The new csv file; for a segmentation model, the new folder of masks.
         rendering: How multi-frame DICOM files and volumes become one image; None to use the run's settings.
         codes: Codes of classes for DICOM segmentations of the masks; None writes no segmentations.
 
@@ -123,52 +127,57 @@ def predict_to_csv(
         BadInput: If the model is unreadable, no image is readable, or the destination exists.
     """
     raise_faults(find_output_file_faults(destination))
-    network, unlearned = load_model(folder), read_unlearned_classes(folder)
-    learned = select_learned_classes(network.class_names, unlearned)
-    form = choose_model_image_format(folder, network, rendering)
+    network = load_model(folder)
+    learned = select_learned_classes(network.class_names, read_unlearned_classes(folder))
+    image_format = choose_model_image_format(folder, network, rendering)
     if is_segmentation(network.spec.task):
-        description, own = read_model_description(folder), _read_run_data_settings(folder).mask_values
-        options = MaskOptions(map_values_to_classes(own, description.vocabulary or {}))
+        description = read_model_description(folder)
+        mask_values = _read_run_data_settings(folder).mask_values
+        options = MaskOptions(map_values_to_classes(mask_values, description.vocabulary or {}))
         if codes is not None:
-            title, largest_mb = folder.resolve().name, form.rendering.largest_mb
+            title = folder.resolve().name
+            largest_mb = image_format.rendering.largest_mb
             writer = make_segmentation_writer(title, description.model_sha256, learned, codes, largest_mb)
             options = replace(options, segmentations=writer)
-        return predict_masks(network, learned, data, form, destination, options)
+        return predict_masks(network, learned, data, image_format, destination, options)
     if codes is not None:
         problem = "is about masks, and this model gives a probability for each image."
         raise BadInput([Fault(DICOM_SEG, problem, f"Leave {DICOM_SEG} out.")])
-    pictures, probabilities = predict_from_files(network, data, form)
+    pictures, probabilities = predict_from_files(network, data, image_format)
     probabilities = probabilities[:, [network.class_names.index(name) for name in learned]]
     header = ["image", *learned, "unreadable"]
-    read = [[name, *row.tolist(), None] for name, row in zip(pictures.names, probabilities, strict=True)]
-    unread = [[name, *[None] * len(learned), why] for name, why in pictures.unreadable.items()]
-    # Only for this account: names of files often hold names or numbers of patients.
-    write_atomically(destination, format_rows_as_csv([header, *read, *unread]), private=True)
+    rows = [[name, *row.tolist(), None] for name, row in zip(pictures.names, probabilities, strict=True)]
+    unreadable_rows = [[name, *[None] * len(learned), reason] for name, reason in pictures.unreadable.items()]
+    # Readable only by this account, because file names often hold names or numbers of patients.
+    write_atomically(destination, format_rows_as_csv([header, *rows, *unreadable_rows]), private=True)
     return pictures
 
 
-def predict_from_dataset(folder: Path, network: SplitNetwork, given: LabelledImages) -> NDArray[np.float32]:
-    """Return probabilities ``(n, classes)`` of a user's images, read as a run reads them in tests; labels are not read.
+def predict_from_dataset(folder: Path, network: SplitNetwork, dataset: LabelledImages) -> NDArray[np.float32]:
+    """Return the probabilities of a user's own data set, ``(n, classes)``; its labels are not read.
+
+    The images are read as a run reads the test images of such a data set.
 
     Args:
-        folder: Folder of the run, whose settings for such data sets hold.
+        folder: Folder of the run, whose data settings are used.
 
     Raises:
         BadInput: If the images are no data set, or an image cannot be read.
     """
     from polyclinic.data.sources.torch_dataset import open_torch_dataset, refuse_wrong_value_range
 
-    stored: Any = given.images
-    if isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and given.value_range is None and given.item is None:
-        if not stored.size or not is_image_array(stored.shape):
-            problem = f"must have the shape (n, height, width) or (n, height, width, 3), not {stored.shape}."
+    images: Any = dataset.images
+    is_uint8_array = isinstance(images, np.ndarray) and images.dtype == np.uint8
+    if is_uint8_array and dataset.value_range is None and dataset.item is None:
+        if not images.size or not is_image_array(images.shape):
+            problem = f"must have the shape (n, height, width) or (n, height, width, 3), not {images.shape}."
             raise BadInput([Fault("images", problem)])
         settings = _read_run_data_settings(folder)
         size = settings.image_size if settings.kind == "plugin" else None
         image_size = size if isinstance(size, int) else None
-        stored = add_channel_axis(stored)
-        return compute_picture_probabilities(network, resize_images(stored, image_size, settings.resize))
-    pictures = open_torch_dataset(stored, type(stored).__name__, given.value_range, given.item)
+        images = add_channel_axis(images)
+        return compute_picture_probabilities(network, resize_images(images, image_size, settings.resize))
+    pictures = open_torch_dataset(images, type(images).__name__, dataset.value_range, dataset.item)
     pictures.share_outside = 0.0  # the first image was read when the data set was opened
     device = "cuda" if torch.cuda.is_available() else "cpu"
     pixels = ImageTensors(pictures, None, torch.device(device))
@@ -178,7 +187,10 @@ def predict_from_dataset(folder: Path, network: SplitNetwork, given: LabelledIma
 
 
 def describe_other_file_reading(folder: Path) -> str:
-    """Return a sentence if a run was trained on a data set of the user's own, which reads files in its own way."""
+    """Return a warning if a run was trained on a user's own data set, whose transforms are not applied to files.
+
+    The result is empty for other runs.
+    """
     if _read_run_data_settings(folder).kind != "plugin":
         return ""
     return (

@@ -30,15 +30,15 @@ from polyclinic.data.tables.csv import CsvTable, find_missing_column_faults, rea
 
 
 class ExportFormat(StrEnum):
-    """A file format for exported models; the values of ``--to``."""
+    """A file format of exported models; its values are those of the option ``--to``."""
 
     onnx = "onnx"
     torchscript = "torchscript"
 
 
-def choose_default_export_path(folder: Path, form: ExportFormat) -> Path:
-    """Return the default path of an exported model."""
-    return folder / ("model.onnx" if form is ExportFormat.onnx else "model.pt")
+def choose_default_export_path(folder: Path, export_format: ExportFormat) -> Path:
+    """Return the default path of an exported model: ``model.onnx`` or ``model.pt`` in the run's folder."""
+    return folder / ("model.onnx" if export_format is ExportFormat.onnx else "model.pt")
 
 
 def parse_export_format(name: str) -> ExportFormat:
@@ -55,7 +55,7 @@ def parse_export_format(name: str) -> ExportFormat:
 
 
 def refuse_wrong_model_paths(folder: Path, data: Path | None = None, out: Path | None = None) -> None:
-    """Check that the folder holds a model, the images exist, and the output file does not.
+    """Check that ``folder`` holds a model, ``data`` exists, and ``out`` does not exist.
 
     Raises:
         BadInput: With every fault of the paths.
@@ -63,11 +63,17 @@ def refuse_wrong_model_paths(folder: Path, data: Path | None = None, out: Path |
     if folder.suffix == ".toml":
         remedy = f"To write its simulated sites' folders: flwr-sim sites {quote_for_shell(folder)}"
         raise BadInput([Fault(str(folder), "is an experiment; the folder of a trained model is needed.", remedy)])
-    nothing = [] if data is None or data.exists() else [make_missing_input_fault(data)]
-    raise_faults([*find_model_folder_faults(folder), *nothing, *(find_output_file_faults(out) if out else [])])
+    faults = list(find_model_folder_faults(folder))
+    if data is not None and not data.exists():
+        faults.append(make_missing_input_fault(data))
+    if out is not None:
+        faults += find_output_file_faults(out)
+    raise_faults(faults)
 
 
 class _RenderingOptions(BaseModel):
+    """The types of the rendering options, by which pydantic checks their values."""
+
     model_config = ConfigDict(allow_inf_nan=False)
 
     frame: Frame | None = None
@@ -76,7 +82,7 @@ class _RenderingOptions(BaseModel):
     bit_depth: BitDepth | None = None
 
 
-_EXPECTED = {
+_EXPECTED_VALUES = {
     "frame": 'a number from 1, or "middle"',
     "axis": "axial, coronal or sagittal",
     "bit_depth": "a number from 8 to 16",
@@ -87,7 +93,7 @@ _EXPECTED = {
 def parse_rendering_options(
     frame: str | None, axis: str | None, window: str | None, bit_depth: str | None
 ) -> PictureRenderingOptions | None:
-    """Return the image rendering that the options describe; None if no option is used.
+    """Return the rendering of images by command-line options; None if no option is used.
 
     Raises:
         BadInput: With every option that has an invalid value.
@@ -99,9 +105,10 @@ def parse_rendering_options(
     try:
         rendering = _RenderingOptions.model_validate(options)
     except ValidationError as error:
-        wrong = {str(each["loc"][0]) for each in error.errors()}
-        named = {key: f"--{key.replace('_', '-')} {texts[key]}" for key in _EXPECTED if key in wrong}
-        raise BadInput([Fault(where, f"expected {_EXPECTED[key]}.") for key, where in named.items()]) from None
+        invalid = {str(each["loc"][0]) for each in error.errors()}
+        options_by_key = {key: f"--{key.replace('_', '-')} {texts[key]}" for key in _EXPECTED_VALUES if key in invalid}
+        faults = [Fault(option, f"expected {_EXPECTED_VALUES[key]}.") for key, option in options_by_key.items()]
+        raise BadInput(faults) from None
     return PictureRenderingOptions(rendering.frame, rendering.axis, rendering.window, bit_depth=rendering.bit_depth)
 
 
@@ -113,9 +120,11 @@ class EvaluationInput:
         data: An experiment file, a hospital's ``site.toml``, an npz file or a csv file. Its test part is used; of a csv
             that the run was not trained on, all rows are used.
         class_names: Names of the npz file's label columns; if empty, those of the run's own npz file.
-        pictures: Folder of the csv's pictures; None for the folder of the csv.
-        image_column, patient_column: Columns of the csv; None for the run's column or, if the csv does not have it, a
-            guess. For an npz file, the patient column ``"patient"`` means the array ``test_patient``.
+        pictures: Folder of the csv's images; None for the folder of the csv.
+        image_column: Column of the csv with file names of images; None for the run's column or, if the csv does not
+            have this column, a guess.
+        patient_column: Column of the csv with patients, chosen in the same way. For an npz file, ``"patient"`` means
+            the array ``test_patient``.
     """
 
     data: Path
@@ -126,51 +135,55 @@ class EvaluationInput:
 
 
 def refuse_unlabelled_input(folder: Path, labelled: EvaluationInput) -> None:
-    """Check by names, headers and columns that a file has labelled images for a model, without decoding an image.
+    """Check that a file has labelled images for a model, by its headers and columns, without decoding an image.
 
     Raises:
-        BadInput: If the file has no labelled images, or an option does not fit the file.
+        BadInput: If the file has no labelled images, or an option does not fit the kind of file.
     """
-    of_csv: dict[str, object] = {"--images": labelled.pictures, "--image-column": labelled.image_column}
-    useless: dict[str, object] = {"--classes": labelled.class_names}
+    csv_options: dict[str, object] = {"--images": labelled.pictures, "--image-column": labelled.image_column}
+    unused_options: dict[str, object] = {"--classes": labelled.class_names}
     if labelled.data.suffix == ".toml":
-        useless |= {**of_csv, "--patient-column": labelled.patient_column}
+        unused_options |= {**csv_options, "--patient-column": labelled.patient_column}
         problem = f"{labelled.data.name} is an experiment, whose [data] says how to read its images."
     elif labelled.data.suffix == ".npz":
-        useless, problem = of_csv, f"says how to read a csv, and {labelled.data.name} is none."
+        unused_options = csv_options
+        problem = f"says how to read a csv, and {labelled.data.name} is none."
     else:
         problem = f"names the label columns of an npz file, and {labelled.data.name} is none."
-    raise_faults([Fault(option, problem, "Leave it out.") for option, value in useless.items() if value])
+    raise_faults([Fault(option, problem, "Leave it out.") for option, value in unused_options.items() if value])
     if labelled.data.suffix == ".toml":
         read_labelled_dataset(labelled.data)
     elif labelled.data.suffix == ".npz":
         with name_cli_options_in_faults(labelled):
-            headers, column = read_npz_headers(labelled.data), labelled.patient_column
+            headers = read_npz_headers(labelled.data)
+            column = labelled.patient_column
             raise_faults(find_npz_array_name_faults(make_npz_test_spec(labelled), labelled.data, headers, ("test",)))
             if column is not None and (key := f"test_{column}") not in headers:
                 problem = f'{labelled.data.name} has no array "{key}"; its arrays are {quote_names(headers)}.'
                 raise BadInput([Fault("--patient-column", problem, suggest_nearest_name(key, headers))])
     else:
-        class_names, finding_column = list[str](), None
-        words = list[str]()
-        with suppress(OSError, ValueError, TypeError, KeyError):  # a file that is wrong is reported later
+        class_names = list[str]()
+        finding_column = None
+        synonyms = list[str]()
+        with suppress(OSError, ValueError, TypeError, KeyError):  # a damaged file is reported later
             description = json.loads((folder / DESCRIPTION_FILE).read_bytes())
             class_names = [str(name) for name in description["class_names"]]
             for entry in (description.get("vocabulary") or {}).values():
-                words += map(str, entry["synonyms"])
+                synonyms += map(str, entry["synonyms"])
             if (folder / "summary.json").is_file():
                 data = json.loads((folder / "summary.json").read_bytes())["experiment"]["data"] or {}
                 finding_column = data.get("finding_column")
         columns = read_labelled_csv_columns(labelled)
-        raise_faults(find_class_column_faults(labelled.data, columns, class_names, finding_column, words))
+        raise_faults(find_class_column_faults(labelled.data, columns, class_names, finding_column, synonyms))
 
 
 def find_data_to_score_faults(models: Sequence[Path], data: Sequence[Path], csv_options: Sequence[str]) -> list[Fault]:
     """Return the faults of the arguments of ``evaluate`` with several models or data sets.
 
     Args:
-        models, data: The paths of models and of data, as the user wrote them.
-        csv_options: Options of csv and npz files that the user wrote.
+        models: Paths of models on the command line.
+        data: Paths of data on the command line.
+        csv_options: Options on the command line that are only for csv and npz files.
 
     Raises:
         BadInput: If a file that describes data has a fault.
@@ -198,12 +211,12 @@ def find_data_to_score_faults(models: Sequence[Path], data: Sequence[Path], csv_
 
 @contextmanager
 def name_cli_options_in_faults(labelled: EvaluationInput) -> Iterator[None]:
-    """Within the context, replace ``[data]`` keys in errors by the command-line options that set them."""
-    words = {"data.path": str(labelled.data), "data.classes": "--classes", "data.patient_key": "--patient-column"}
+    """In the ``with`` block, replace ``[data]`` keys in faults by the command-line options that set them."""
+    options = {"data.path": str(labelled.data), "data.classes": "--classes", "data.patient_key": "--patient-column"}
     try:
         yield
     except BadInput as bad:
-        raise BadInput([replace(fault, where=words.get(fault.where, fault.where)) for fault in bad.faults]) from None
+        raise BadInput([replace(fault, where=options.get(fault.where, fault.where)) for fault in bad.faults]) from None
 
 
 def find_class_column_faults(
@@ -221,7 +234,7 @@ def find_class_column_faults(
     Args:
         class_names: Classes of the run; if empty, nothing is checked.
         finding_column: The run's ``data.finding_column``; None if it is not set.
-        synonyms: Other words for the classes, by the vocabulary of the model.
+        synonyms: Synonyms of the classes in the model's vocabulary.
     """
     if not class_names or finding_column in columns or any(name in columns for name in (*class_names, *synonyms)):
         return []
@@ -238,10 +251,10 @@ class LabelledDataset:
     """A data set that an experiment or a hospital's ``site.toml`` describes.
 
     Attributes:
-        base: The folder that relative paths start from.
-        annotates: The classes that count, in the data's own words; empty for all.
-        synonyms: The hospital's own class name -> the federation's.
-        state: The hospital's folder ``state``, which knows who is in the test part; None for an experiment.
+        base: The folder from which relative paths start.
+        annotates: The classes that the hospital annotates, by their names in the data; empty for all.
+        synonyms: The hospital's class name -> the federation's class name.
+        state: The hospital's folder ``state``, which stores the patients of the test part; None for an experiment.
     """
 
     spec: DataSpec
@@ -252,7 +265,7 @@ class LabelledDataset:
 
 
 class _SiteToml(TomlSection):
-    """What is read of a hospital's ``site.toml``; its other keys are for ``flwr-client``."""
+    """The part of a hospital's ``site.toml`` that is read here; its other keys are for ``flwr-client``."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -260,7 +273,7 @@ class _SiteToml(TomlSection):
 
 
 def is_site_toml(path: Path) -> bool:
-    """Return True if a TOML file is a hospital's settings and no experiment: it has a name and data, and no run."""
+    """Return True if a TOML file is a hospital's ``site.toml``, not an experiment: it has name and data, and no run."""
     tree = read_toml(path)
     return "name" in tree and "run" not in tree and isinstance(tree.get("data"), dict)
 
@@ -275,21 +288,27 @@ def read_labelled_dataset(path: Path) -> LabelledDataset:
         return LabelledDataset(*read_experiment_data_spec(path))
     tree = read_toml(path)
     data = tree["data"]
-    annotates, synonyms = data.pop("annotates", ()), data.pop("synonyms", {})
+    # These keys are no settings of a data set.
+    annotates = data.pop("annotates", ())
+    synonyms = data.pop("synonyms", {})
     data.pop("opt_out", None)
     spec = validate_tables(_SiteToml, {"data": data}, path.name).data
-    names = {normalize_name(str(own)): normalize_name(str(name)) for own, name in dict(synonyms).items()}
-    own_names = tuple(normalize_name(str(name)) for name in annotates)
-    return LabelledDataset(spec, path.parent, own_names, names, path.parent / "state")
+    return LabelledDataset(
+        spec,
+        path.parent,
+        annotates=tuple(normalize_name(str(name)) for name in annotates),
+        synonyms={normalize_name(str(word)): normalize_name(str(name)) for word, name in dict(synonyms).items()},
+        state=path.parent / "state",
+    )
 
 
 def read_experiment_data_spec(path: Path) -> tuple[DataSpec, Path]:
-    """Return ``[data]`` of an experiment file, and the folder that relative paths in it start from.
+    """Return ``[data]`` of an experiment file, and the folder from which its relative paths start.
 
     Raises:
         BadInput: If the file has a fault, or no ``[data]``.
     """
-    from polyclinic.common.config import read_experiment  # here: this import takes as long as all others together
+    from polyclinic.common.config import read_experiment  # imported here, because this import is slow
 
     file = read_experiment(path)
     if file.experiment.data is None:
@@ -297,22 +316,22 @@ def read_experiment_data_spec(path: Path) -> tuple[DataSpec, Path]:
     return file.experiment.data, file.base_folder
 
 
-def make_npz_test_spec(labelled: EvaluationInput, of_run: NpzDatasetSpec | None = None) -> NpzDatasetSpec:
+def make_npz_test_spec(labelled: EvaluationInput, run_spec: NpzDatasetSpec | None = None) -> NpzDatasetSpec:
     """Return the data spec by which the labelled npz file is read.
 
     If the options name no classes, class names and image size are those of the run.
 
     Args:
-        of_run: Data spec of the npz file that the run was trained on; None if it is not known.
+        run_spec: Data spec of the npz file that the run was trained on; None if it is not known.
     """
     spec = NpzDatasetSpec(kind="npz", path=str(labelled.data.resolve()), classes=tuple(labelled.class_names))
-    if of_run is None or labelled.class_names:
+    if run_spec is None or labelled.class_names:
         return spec
-    return spec.model_copy(update={key: getattr(of_run, key) for key in ("classes", "keep", "image_size", "resize")})
+    return spec.model_copy(update={key: getattr(run_spec, key) for key in ("classes", "keep", "image_size", "resize")})
 
 
 def read_labelled_csv_columns(labelled: EvaluationInput) -> CsvTable:
-    """Read the csv's columns, and check that those named by options exist.
+    """Return the columns of the csv; check that columns named by options exist.
 
     Raises:
         BadInput: If the file is no csv, or lacks a column that an option names.

@@ -1,4 +1,4 @@
-"""``flwr-sim evaluate`` of several models, models of others, or several hospitals' data sets."""
+"""``flwr-sim evaluate`` with several models, with models of other programs, or with several hospitals' data sets."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,8 +23,8 @@ from polyclinic.server.export.evaluation import select_hospital_images
 from polyclinic.server.export.preflight import LabelledDataset, is_site_toml, read_labelled_dataset
 from polyclinic.server.runs.reader import read_run
 
-ALL_PARTS = "All parts."
-ALL_IMAGES = (
+ALL_PARTS_NOTE = "All parts."
+ALL_IMAGES_WARNING = (
     "All images count, also those of the training parts. Where a model was trained on them, its figures are too good: "
     "without --all, the test parts alone count."
 )
@@ -35,46 +35,49 @@ def evaluate_several_models(
     files: Sequence[Path],
     groupings: Sequence[Grouping],
     *,
-    every: bool,
+    all_parts: bool,
 ) -> Evaluation:
     """Score models on the test parts of data sets.
 
     Args:
         files: Experiments, and site.toml files of hospitals.
-        every: True to score all images of each data set.
+        all_parts: True to score all images of each data set.
 
     Raises:
-        BadInput: If something cannot be read, or a model shares no class with any of the data.
+        BadInput: If a model or a file cannot be read, or a model shares no class with any of the data.
     """
-    opened = open_models(models)
+    loaded = open_models(models)
     names = [str(read_toml(file)["name"]) if is_site_toml(file) else file.stem for file in files]
     if len(set(names)) < len(names):
         names = list(map(str, files))
     data = list[DataToScore]()
     for file, name in zip(files, names, strict=True):
-        each = _open_data(file, name, models, every=every)
-        data += split_by_source(each) if len(files) == 1 else [each]
-    return evaluate_models(opened, data, groupings)
+        dataset = _open_data(file, name, models, all_parts=all_parts)
+        data += split_by_source(dataset) if len(files) == 1 else [dataset]
+    return evaluate_models(loaded, data, groupings)
 
 
-def _open_data(file: Path, name: str, models: Sequence[ModelFile], *, every: bool) -> DataToScore:
+def _open_data(file: Path, name: str, models: Sequence[ModelFile], *, all_parts: bool) -> DataToScore:
+    """Return the images of a file to score, with a note on them and a warning if they may be training images."""
     described = read_labelled_dataset(file)
 
     def load(spec: DataSpec) -> ImageSet:
         splits = load_dataset(spec, described.base, open_user_image_store())
-        return select_hospital_images(splits, replace(described, spec=spec), every=every)
+        return select_hospital_images(splits, replace(described, spec=spec), all_parts=all_parts)
 
-    if every:
-        return make_data_to_score(name, described.spec, described.base, load, about=ALL_PARTS, caution=ALL_IMAGES)
+    if all_parts:
+        return make_data_to_score(
+            name, described.spec, described.base, load, about=ALL_PARTS_NOTE, caution=ALL_IMAGES_WARNING
+        )
     caution = "" if described.state else _warn_about_other_data(file, described, models)
     about = f"The test part of {file.name}'s data."
     return make_data_to_score(name, described.spec, described.base, load, about=about, caution=caution)
 
 
 def _warn_about_other_data(file: Path, described: LabelledDataset, models: Sequence[ModelFile]) -> str:
-    """Return a sentence on runs that were trained on other data than a file describes; empty if there are none.
+    """Return a warning about runs that were trained on other data than a file describes; empty if there are none.
 
-    Their training parts are not those of the file, and may hold images of its test part.
+    The training parts of such runs may contain images of the file's test part.
     """
     others = [str(model.path) for model in models if model.is_run and _read_run_data(model.path) != described.spec]
     if not others:
@@ -87,7 +90,7 @@ def _warn_about_other_data(file: Path, described: LabelledDataset, models: Seque
 
 
 def _read_run_data(folder: Path) -> DataSpec | None:
-    """Return the data that a run was trained on; None if the folder does not say it."""
+    """Return the data spec of a run; None if the folder has no readable summary with one."""
     if not is_file(folder / "summary.json"):
         return None
     try:

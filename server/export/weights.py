@@ -7,16 +7,16 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.zoo.spec import Architecture, is_external_network
 from polyclinic.common.system.files import is_file, make_missing_input_fault
 
-FROM_TORCHVISION = ("densenet121", "resnet18", "vgg11")
+TORCHVISION_ARCHITECTURES = ("densenet121", "resnet18", "vgg11")
 
 
 def convert_pretrained_weights(
     architecture: str, checkpoint: Path | None, destination: Path, image_size: int = 224
 ) -> str:
-    """Convert a checkpoint of pre-trained weights into a safetensors file; return the file's SHA-256.
+    """Convert a checkpoint of pre-trained weights to a safetensors file; return the file's SHA-256.
 
     Args:
-        checkpoint: File of weights by the architecture's library; None only for ``efficientnet_lite0``.
+        checkpoint: File of weights in the format of the architecture's library; None only for ``efficientnet_lite0``.
         image_size: ``model.image_size``; needed by networks whose weights depend on it, such as vision transformers.
 
     Raises:
@@ -26,12 +26,11 @@ def convert_pretrained_weights(
         remedy = "Remove it, or name another file."
         raise BadInput([Fault(str(destination), "exists, and nothing is written over.", remedy)])
     if architecture == "efficientnet_lite0" and checkpoint is None:
-        from polyclinic.common.models.weights import (
-            convert_efficientnet_lite0,  # here: a wrong call does not wait for torch
-        )
+        # Imported here, so that a call with a fault does not wait for the import of torch.
+        from polyclinic.common.models.weights import convert_efficientnet_lite0
 
         return convert_efficientnet_lite0(destination)
-    if (architecture in FROM_TORCHVISION or is_external_network(architecture)) and checkpoint is not None:
+    if (architecture in TORCHVISION_ARCHITECTURES or is_external_network(architecture)) and checkpoint is not None:
         if not is_file(checkpoint):
             raise BadInput([make_missing_input_fault(checkpoint)])
         try:
@@ -39,9 +38,11 @@ def convert_pretrained_weights(
                 head = file.read(512)
         except OSError as error:
             raise BadInput([Fault(str(checkpoint), f"cannot be read: {error.strerror}.")]) from None
-        if checkpoint.suffix == ".safetensors":  # the first eight bytes give the length of the table of tensors
+        if checkpoint.suffix == ".safetensors":
+            # The first eight bytes hold the length of the JSON header.
             is_readable = head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= checkpoint.stat().st_size - 8
-        else:  # torch.save writes a zip file, before 1.6 a pickle, before 0.1.10 a tar
+        else:
+            # torch.save writes a zip file; before release 1.6 it wrote a pickle, before 0.1.10 a tar file.
             is_readable = head.startswith((b"PK\x03\x04", b"\x80")) or head[257:262] == b"ustar"
         if not is_readable:
             remedy = "Name a .pth or .pt file of torch.save, or a .safetensors file."

@@ -1,6 +1,6 @@
-"""After the final test, each site compares the federated model with one that it trains alone (for ``summary.json``).
+"""The comparison of the federated model with local training, made by each site after the final test.
 
-The comparison is optional: a site that fails in the comparison, or exceeds its deadline, keeps its test results.
+The experiment has to request the comparison. A site that fails in it, or exceeds its deadline, keeps its test results.
 """
 
 from collections.abc import Collection
@@ -20,44 +20,50 @@ from polyclinic.server.federation.recorder import RunTotals
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.state import select_site_model_groups
 
-QUERY = f"{MessageType.QUERY}.benefit"
+BENEFIT_MESSAGE_TYPE = f"{MessageType.QUERY}.benefit"
 
-NOT_TRAINED = "it trained in no round"
-NOT_TESTED = "it did not test the model"
+NOT_TRAINED_REASON = "it trained in no round"
+NOT_TESTED_REASON = "it did not test the model"
 
 
 def compare_with_local_training(
     coordinator: Coordinator, initial: ModelState, tested: Collection[str], totals: RunTotals
 ) -> dict[str, Any]:
-    """Let each site compare the run's model with one that it trains alone; collect results or reasons for failure.
+    """Ask each site to train a model alone and to compare it with the run's model; collect the results.
 
     Args:
-        initial: Model before round 1, from which each site trains alone.
-        tested: Sites that tested the run's model. Those of them that also trained in the run are asked.
+        initial: Model before round 1, with which local training starts.
+        tested: Sites that tested the run's model. Of these, the sites that also trained in the run are asked.
         totals: Sums over the rounds of the run.
 
     Returns:
-        Site -> comparison and reason; empty if the experiment does not request the comparison.
+        Site -> comparison, or reason why there is none; empty if the experiment does not request the comparison.
     """
     if not coordinator.plan.evaluation.compare_local:
         return {}
-    members, drawn = coordinator.sites.members, coordinator.participation.sites_per_round
-    share = min(drawn / len(members), 1.0) if drawn else 1.0
-    seconds = compute_comparison_deadline_s(coordinator.deadline_s, totals.round_seconds, share)
-    epochs = {site: totals.epochs[site] for site in tested if totals.epochs[site]}  # local epochs, of those asked
+    members = coordinator.sites.members
+    sites_per_round = coordinator.participation.sites_per_round
+    drawn_share = min(sites_per_round / len(members), 1.0) if sites_per_round else 1.0
+    deadline_s = compute_comparison_deadline_s(coordinator.deadline_s, totals.round_seconds, drawn_share)
+    epochs = {site: totals.epochs[site] for site in tested if totals.epochs[site]}  # of the sites that are asked
     server_round = coordinator.state.round
     requests = coordinator.begin_message_exchange(server_round)
-    requests.deadline_s, messages = seconds, list[Message]()
+    requests.deadline_s = deadline_s
+    messages = list[Message]()
     for site, count in sorted(epochs.items()):
         groups = select_site_model_groups(initial, requests.context.contract.sites[site], "float32")
         record = partial(BenefitRequest, initial=groups, epochs=count)
         request = requests.make_request_record(record, site, coordinator.result_model)
         requests.expected[site] = ModelGroups()
-        messages.append(requests.make_flower_message(site, QUERY, encode_record(request, requests.written)))
-    exchange = coordinator.exchange_messages(messages, "benefit", server_round, deadline_s=seconds)
+        messages.append(
+            requests.make_flower_message(site, BENEFIT_MESSAGE_TYPE, encode_record(request, requests.written))
+        )
+    exchange = coordinator.exchange_messages(messages, "benefit", server_round, deadline_s=deadline_s)
     replies = coordinator.collect_checked_replies(requests, exchange, BenefitReply)
     coordinator.callbacks.on_absent_sites("benefit", replies.absent)
-    silent = {site: NOT_TRAINED if site in tested else NOT_TESTED for site in members if site not in epochs}
+    silent = {
+        site: NOT_TRAINED_REASON if site in tested else NOT_TESTED_REASON for site in members if site not in epochs
+    }
     benefits = {
         site: {"benefit": federation_benefit_as_json(reply), "reason": ""} for site, reply in replies.accepted.items()
     }
@@ -65,17 +71,18 @@ def compare_with_local_training(
     return dict(sorted(benefits.items()))
 
 
-def compute_comparison_deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> float:
-    """Return the deadline for the sites to train a model alone each and compare it with the run's model.
+def compute_comparison_deadline_s(round_deadline_s: float, all_rounds_s: float, drawn_share: float) -> float:
+    """Return the seconds that sites have for local training and the comparison with the run's model.
 
-    It is a round's deadline plus :data:`LOCAL_COMPARISON_TIME_FACTOR` times the time that the rounds would have taken
-    with all sites, estimated as ``rounds_took_s / drawn``.
+    The deadline is a round's deadline plus :data:`LOCAL_COMPARISON_TIME_FACTOR` times the time that the rounds would have taken
+    with all
+    sites, estimated as ``all_rounds_s / drawn_share``.
 
     Args:
-        rounds_took_s: Duration of all rounds together.
-        drawn: Share of the sites that was drawn for each round, above 0 and at most 1.
+        all_rounds_s: Duration of all rounds together, in seconds.
+        drawn_share: Share of the sites that was drawn for each round, above 0 and at most 1.
     """
-    return round_deadline_s + LOCAL_COMPARISON_TIME_FACTOR * rounds_took_s / drawn
+    return round_deadline_s + LOCAL_COMPARISON_TIME_FACTOR * all_rounds_s / drawn_share
 
 
 def federation_benefit_as_json(reply: BenefitReply) -> dict[str, Any] | None:

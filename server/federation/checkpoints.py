@@ -1,9 +1,9 @@
 """Checkpoints of a run: the coordinator's complete state after a round, from which the run can be resumed.
 
 A round has two files in ``checkpoints/``: ``round-000012.safetensors`` with the tensors, and ``round-000012.json`` with
-the other values, the run's identifier, and one BLAKE3 hash of the tensors and of these values. Each file is written
-under a temporary name, flushed and renamed, the JSON last. A checkpoint is valid only if both files exist and the hash
-is right. The last two checkpoints are kept.
+the other values, the run's identifier, and a BLAKE3 hash of tensors and values. Each file is written under a temporary
+name, flushed and renamed, the JSON file last. A checkpoint is valid only if both files exist and the hash is right. The
+last two checkpoints are kept.
 """
 
 import bisect
@@ -31,16 +31,16 @@ from polyclinic.strategies.registry import build_experiment_strategy
 
 FORMAT_VERSION = 4
 KEPT_CHECKPOINTS = 2
-_MOST_CHANGES = 5
-_MAY_CHANGE = (
+_MAX_LISTED_CHANGES = 5
+_CHANGEABLE_SETTINGS = (
     "simulation",
     "participation.sites",
     "participation.min_sites",
     "participation.round_deadline_s",
     "participation.roll_call_deadline_s",
 )
-"""Tables and keys of an experiment that change where sites train and how long they are waited for."""
-_ARGUMENTS = {
+"""Tables and keys of an experiment that a resumed run may change: where sites train, and how long it waits for them."""
+_SIMULATE_ARGUMENTS = {
     "model.architecture": "model",
     "training.loss": "loss",
     "augmentation.transform": "transform",
@@ -49,7 +49,7 @@ _ARGUMENTS = {
     "data.name": "dataset",
     "evaluation.metrics": "metrics",
 }
-"""Settings that name an object of ``polyclinic.simulate`` -> the argument by which it was given."""
+"""Key of a setting that can name a user's Python object -> argument of ``polyclinic.simulate`` for that object."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Checkpoint:
 
     Attributes:
         run: The run's identifier, under which sites store their own state.
-        experiment: The experiment that the run began with.
+        experiment: The experiment with which the run began, as JSON values.
         totals: Sums over the rounds so far (:class:`polyclinic.server.federation.recorder.RunTotals`), as JSON.
         last_validation: Latest validation result that the sites have sent.
     """
@@ -74,15 +74,17 @@ class CheckpointFolder:
     """The folder ``checkpoints/`` of one run.
 
     Attributes:
-        durable: Whether to flush to disk; not done in simulation, where a power failure may lose more rounds.
+        durable: True to flush files to disk. In simulation, where it is False, a power failure may lose more rounds.
     """
 
     def __init__(self, run_folder: Path, *, durable: bool) -> None:
-        self.folder, self.durable = run_folder / "checkpoints", durable
+        self.folder = run_folder / "checkpoints"
+        self.durable = durable
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, and remove old ones, so that :data:`KEPT_CHECKPOINTS` checkpoints remain."""
-        content, number = serialize_federation_state_parts(checkpoint.state), checkpoint.state.round
+        content = serialize_federation_state_parts(checkpoint.state)
+        number = checkpoint.state.round
         facts = {
             "round": number,
             "run": checkpoint.run,
@@ -90,11 +92,12 @@ class CheckpointFolder:
             "books": checkpoint.totals,
             "last_validation": checkpoint.last_validation,
         }
-        make_private_folder(self.folder)  # a model before its last round is for nobody else, nor are sites' statistics
+        make_private_folder(self.folder)  # unfinished models and sites' statistics are for this account only
         write_atomically(self._round_checkpoint_path(number, "safetensors"), content, durable=self.durable)
-        whole = {"version": FORMAT_VERSION, "blake3": _hash_checkpoint(content, facts), "facts": facts}
-        write_atomically(self._round_checkpoint_path(number, "json"), json.dumps(whole).encode(), durable=self.durable)
-        # Of later rounds there are only those that could not be read; they must not take these ones' places.
+        document = {"version": FORMAT_VERSION, "blake3": _hash_checkpoint(content, facts), "facts": facts}
+        encoded = json.dumps(document).encode()
+        write_atomically(self._round_checkpoint_path(number, "json"), encoded, durable=self.durable)
+        # Checkpoints of later rounds can only be damaged ones. They do not count among the checkpoints to keep.
         numbers = self._list_checkpoint_rounds()
         self._remove_checkpoints(numbers[: max(bisect.bisect_right(numbers, number) - KEPT_CHECKPOINTS, 0)])
 
@@ -119,40 +122,50 @@ class CheckpointFolder:
                 self._round_checkpoint_path(number, kind).unlink(missing_ok=True)
 
     def read_newest_undamaged_checkpoint(self) -> tuple[Checkpoint | None, dict[str, str]]:
-        """Return the newest undamaged checkpoint; and file name -> reason for each newer, damaged one."""
-        broken: dict[str, str] = {}
+        """Return the newest undamaged checkpoint; and file name -> fault of each newer, damaged checkpoint."""
+        faults: dict[str, str] = {}
         for number in reversed(self._list_checkpoint_rounds()):
             try:
-                return self._read_verified_checkpoint(number), broken
+                return self._read_verified_checkpoint(number), faults
             except (OSError, ValueError) as error:
                 problem = str(error)
                 if isinstance(error, FileNotFoundError):
                     problem = f"there is no {Path(error.filename).name} beside it"
                 elif isinstance(error, OSError):
                     problem = f"it cannot be read: {error.strerror}"
-                broken[self._round_checkpoint_path(number, "json").name] = problem
-        return None, broken
+                faults[self._round_checkpoint_path(number, "json").name] = problem
+        return None, faults
 
     def _read_verified_checkpoint(self, number: int) -> Checkpoint:
-        paths = [self._round_checkpoint_path(number, kind) for kind in ("json", "safetensors")]
-        if odd := [path.name for path in paths if path.exists() and not path.is_file()]:
-            raise ValueError(f"{odd[0]} is no file")  # a pipe would be waited for without end
-        text, content = paths[0].read_bytes(), paths[1].read_bytes()
+        """Return the checkpoint of a round.
+
+        Raises:
+            OSError: If a file is missing or cannot be read.
+            ValueError: If a file is damaged, or of another release or round.
+        """
+        json_path = self._round_checkpoint_path(number, "json")
+        tensors_path = self._round_checkpoint_path(number, "safetensors")
+        special_files = [path.name for path in (json_path, tensors_path) if path.exists() and not path.is_file()]
+        if special_files:  # reading from a pipe might never end
+            raise ValueError(f"{special_files[0]} is no file")
+        text = json_path.read_bytes()
+        content = tensors_path.read_bytes()
         try:
-            whole = json.loads(text)
+            document = json.loads(text)
         except (ValueError, RecursionError):
             raise ValueError("it is cut off or damaged") from None
-        if not isinstance(whole, dict) or "version" not in whole:
+        if not isinstance(document, dict) or "version" not in document:
             raise ValueError("it is not what a run writes")
-        if whole["version"] != FORMAT_VERSION:
-            raise ValueError(f"it has version {whole['version']}, this release reads {FORMAT_VERSION}")
-        facts: Any = whole.get("facts")
-        if _hash_checkpoint([content], facts) != whole.get("blake3"):
+        if document["version"] != FORMAT_VERSION:
+            raise ValueError(f"it has version {document['version']}, this release reads {FORMAT_VERSION}")
+        facts: Any = document.get("facts")
+        if _hash_checkpoint([content], facts) != document.get("blake3"):
             raise ValueError("its hash is not that of what it says and of the state beside it")
+
         state = deserialize_federation_state(content)
-        is_whole = isinstance(facts, dict) and isinstance(facts.get("run"), str)
-        is_whole = is_whole and facts.get("round") == state.round == number
-        tables = [facts.get(name) for name in ("books", "last_validation", "experiment")] if is_whole else []
+        is_of_round = isinstance(facts, dict) and isinstance(facts.get("run"), str)
+        is_of_round = is_of_round and facts.get("round") == state.round == number
+        tables = [facts.get(name) for name in ("books", "last_validation", "experiment")] if is_of_round else []
         if tables and isinstance(experiment := tables[-1], dict):
             tables += [experiment.get("run"), experiment.get("model")]
         if not tables or not all(isinstance(table, dict) for table in tables):
@@ -179,27 +192,31 @@ def _hash_checkpoint(content: ContentParts, facts: Any) -> str:
 
 
 def refuse_checkpoint_of_other_experiment(checkpoint: Checkpoint, experiment: Experiment, out: Path) -> None:
-    """Raise :class:`BadInput` unless a checkpoint can be continued with this experiment.
+    """Raise :class:`BadInput` unless a run can be resumed from a checkpoint with this experiment.
 
     The experiment may set another number of rounds, but not fewer than are completed. The number must be the same if
     the completed rounds depend on it: by a learning rate schedule, by the noise of a privacy level, or because the
     method treats its last rounds differently.
     """
     refuse_experiment_changes(checkpoint.experiment, experiment, out)
-    rounds, before, done = experiment.run.rounds, checkpoint.experiment["run"]["rounds"], checkpoint.state.round
-    if done and rounds != before:
-        last = build_experiment_strategy(experiment).site.special_last_rounds
+    rounds = experiment.run.rounds
+    rounds_before = checkpoint.experiment["run"]["rounds"]
+    done = checkpoint.state.round
+    if done and rounds != rounds_before:
+        special_rounds = build_experiment_strategy(experiment).site.special_last_rounds
         if experiment.training.schedule != "constant":
             reason = f'the learning rates of training.schedule "{experiment.training.schedule}" follow from it'
         elif experiment.privacy.level != "none":
             reason = f'the noise of privacy.level "{experiment.privacy.level}" follows from it'
-        elif last and done > min(before, rounds) - last:
-            reason = f'the last {last} rounds of "{experiment.run.method}" differ from the others'
+        elif special_rounds and done > min(rounds_before, rounds) - special_rounds:
+            reason = f'the last {special_rounds} rounds of "{experiment.run.method}" differ from the others'
         else:
             reason = ""
         if reason:
-            problem = f"has done {done} rounds as a run of {before}; run.rounds cannot become {rounds}, for {reason}."
-            remedy = f"Set run.rounds to {before}, or {suggest_new_run(out)}."
+            problem = (
+                f"has done {done} rounds as a run of {rounds_before}; run.rounds cannot become {rounds}, for {reason}."
+            )
+            remedy = f"Set run.rounds to {rounds_before}, or {suggest_new_run(out)}."
             raise BadInput([Fault(f"--resume {out}", problem, remedy)])
     if done > rounds:
         problem = f"has done {done} rounds; the experiment asks for {rounds}."
@@ -207,7 +224,7 @@ def refuse_checkpoint_of_other_experiment(checkpoint: Checkpoint, experiment: Ex
 
 
 def suggest_new_run(out: Path) -> str:
-    """Return a phrase on how to begin a new run: from the global model if the run in ``out`` has one."""
+    """Return a remedy for a message: to begin a new run, from the global model if the run in ``out`` has one."""
     weights = out.resolve() / "model.safetensors"
     if not weights.is_file():
         return "begin a new run: --out NEW"
@@ -220,24 +237,25 @@ def refuse_experiment_changes(before: Mapping[str, Any], experiment: Experiment,
     Args:
         before: The experiment of the run, as JSON.
     """
-    rounds = experiment.run.rounds
-    began = {**before, "run": {**before["run"], "rounds": rounds}}
-    if changed := describe_experiment_changes(began, experiment):
-        problem = f"began with another experiment: {changed}."
+    with_same_rounds = {**before, "run": {**before["run"], "rounds": experiment.run.rounds}}
+    changes = describe_experiment_changes(with_same_rounds, experiment)
+    if changes:
+        problem = f"began with another experiment: {changes}."
         raise BadInput([Fault(f"--resume {out}", problem, "Resume with the same file and --set, or take a new --out.")])
 
 
 def describe_experiment_changes(before: Mapping[str, Any], experiment: Experiment) -> str:
-    """Describe in which settings an experiment differs from that of a run, apart from its name; empty if in none.
+    """Describe the settings in which an experiment differs from that of a run, except its name; empty if in none.
 
     Args:
         before: The experiment of the run, as JSON.
     """
-    began, now = dict(before), experiment.model_dump(mode="json")
+    began = dict(before)
+    now = experiment.model_dump(mode="json")
     began["run"] = {**began["run"], "name": now["run"]["name"]}
     planned = (*PLANNED_KEYS, *PATCH_KEYS) if experiment.planning is not None else ()
     for key in (*RUN_DETERMINED_KEYS, *planned):
-        if now["model"].get(key) is None:  # compared when the network is built
+        if now["model"].get(key) is None:  # the value is compared when the network is built
             now["model"] = {**now["model"], key: began["model"].get(key)}
     if planned and "batch_size" not in experiment.training.model_fields_set:
         now["training"] = {**now["training"], "batch_size": began["training"]["batch_size"]}
@@ -245,39 +263,40 @@ def describe_experiment_changes(before: Mapping[str, Any], experiment: Experimen
         {
             key: value
             for key, value in flatten_nested_tables(tree)
-            if value not in ({}, []) and not {key, key.partition(".")[0]} & {*_MAY_CHANGE}
+            if value not in ({}, []) and not {key, key.partition(".")[0]} & {*_CHANGEABLE_SETTINGS}
         }
         for tree in (began, now)
     )
-    # Over how many GPUs a batch of a simulated site is split; another release may have other keys.
+    # The number of GPUs over which a batch of a simulated site is split; another release may have other keys.
     gpus = [tree.get("simulation", {}).get("gpus_per_site", "auto") for tree in (began, now)]
     gpus_before, gpus_now = (1 if number == "auto" else max(1, int(number)) for number in gpus)
-    if gpus_before != gpus_now:  # of another number of parts the sums are rounded otherwise
-        old["simulation.gpus_per_site"], new["simulation.gpus_per_site"] = gpus_before, gpus_now
-    changed = [
+    if gpus_before != gpus_now:  # sums over another number of parts have other rounding errors
+        old["simulation.gpus_per_site"] = gpus_before
+        new["simulation.gpus_per_site"] = gpus_now
+    changes = [
         _describe_setting_change(key, old.get(key), new.get(key))
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)
     ]
-    return list_first_and_count_rest(changed, _MOST_CHANGES) if changed else ""
+    return list_first_and_count_rest(changes, _MAX_LISTED_CHANGES) if changes else ""
 
 
 def _describe_setting_change(key: str, before: Any, now: Any) -> str:
-    """Describe how a setting has changed.
+    """Describe the change of a setting.
 
-    An object given to ``polyclinic.simulate`` is named by its argument there, such as ``dataset``.
+    A user's object is called by its argument of ``polyclinic.simulate``, such as ``dataset``.
 
     Args:
         key: Dotted key of the setting in the experiment.
         before: Value in the run's experiment.
         now: Value in the present experiment.
     """
-    argument = _ARGUMENTS.get(key, "")
+    argument = _SIMULATE_ARGUMENTS.get(key, "")
     lists = [value if isinstance(value, list) else [value] for value in (before, now)]
     names = [[name for name in values if isinstance(name, str)] for values in lists]
     if not argument or not any(map(is_local_plugin_name, names[0] + names[1])):
         return f"{key} was {json.dumps(before)}, is {json.dumps(now)}"
-    texts = [", ".join(format_plugin_user_name(argument, name) for name in of) or "not given" for of in names]
+    texts = [", ".join(format_plugin_user_name(argument, name) for name in value) or "not given" for value in names]
     if texts[0] != texts[1]:
         return f"{key} was {texts[0]}, is {texts[1]}"
     parts = "pictures, labels, names or code" if argument == "dataset" else "code or values"

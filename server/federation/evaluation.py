@@ -66,7 +66,7 @@ from polyclinic.data.base.image_set import DatasetSplits, ImageSet, SkippedImage
 from polyclinic.data.images.pixels import load_pixels_on_device, make_mask_tensors
 from polyclinic.server.federation.checkpoints import Checkpoint
 from polyclinic.server.federation.ensemble import (
-    OWN_MODELS,
+    LOCAL_MODELS_NOTE,
     evaluate_ensemble,
     evaluate_local_models,
     find_local_model_folders,
@@ -80,12 +80,13 @@ from polyclinic.strategies.engine.events import ReplyArrival
 from polyclinic.strategies.engine.exchange import ExchangeReplies
 from polyclinic.strategies.engine.membership import Registered, SiteProcesses
 
-MM_WHERE_KNOWN = "mm (voxels of a hospital whose spacing is unknown)"
-"""The unit of distances in volumes, of which hospitals tell counts alone."""
+VOLUME_DISTANCE_UNIT = "mm (voxels of a hospital whose spacing is unknown)"
+"""Unit of distances in volumes. Hospitals send only histograms, without the spacing of each volume."""
 MEAN_OVER_SITES_NOTE = "mean over the sites' own test parts"
 MEAN_OVER_PATIENTS_NOTE = "mean over the patients of the sites' own test parts"
-"""Note of the figures of a segmentation."""
+"""Note on the metrics of a segmentation model."""
 Histograms = Mapping[str, ScoreHistogram]
+"""Class -> score histogram."""
 
 
 @dataclass(frozen=True)
@@ -93,34 +94,37 @@ class RunContext:
     """Folder, data, devices and callbacks that a run needs in addition to its experiment.
 
     Attributes:
-        base: Folder that relative paths in the experiment start from.
+        base: Folder from which relative paths in the experiment start.
         folder: The run folder, which receives all output.
         run: Identifier of this run.
         sites: Number of sites expected at the roll call.
         workers: Number of sites that train at the same time.
         backend: Name of the backend in ``summary.json``.
-        device, precision: Device and number format of the coordinator's own evaluation.
-        own: The coordinator's own training and validation images; None if it has none.
+        device: Torch device of the coordinator's own evaluation.
+        precision: Number format of the coordinator's own evaluation.
+        server_data: The coordinator's own training and validation images; None if it has none.
         test: The coordinator's test images; None if it has none.
-        external: Test images from elsewhere, for the final model; None without them.
+        external: Images of another source on which the final model is tested too; None without them.
         site_tests: Loads the test images of simulated sites that have their own; None for real sites.
-        coverage: Label contract (which site annotates which classes) of the data's sites. It decides which classes
-            count as shared or unique, even if the method pools all data at one site; None for the contract of the run.
+        coverage: Label contract (which site annotates which classes) of the sites in the data. It determines which
+            classes are shared or unique, even if the method pools all data at one site; None for the contract of the
+            run.
         registered: Returns node id -> registered name; None in simulation.
-        key_of: Returns the public key of a site as an OpenSSH line; None in simulation.
+        get_site_key: Returns the public key of a site as an OpenSSH line; None in simulation.
         refused_calls: Returns the hospitals' calls that the SuperLink has refused since this function was last called.
-        left_replies: Returns the replies to this run that arrived while its process was down.
+        read_unrecorded_replies: Returns the replies to this run that arrived while its process was down.
         claims: Returns the classes and image counts that each site may claim, and the order in which sites were
             admitted; in simulation, only the order in which the experiment lists them.
-        processes: Returns the process of each node, which shows that a site was restarted; None in simulation.
-        positives: Site -> class -> number of positive training images; empty if only the sites know.
+        processes: Returns node id -> identifier of the site's process, by which a restart is noticed; None in
+            simulation.
+        positives: Site -> class -> number of positive training images; empty if only the sites know the numbers.
         table_sha256: Hash of the label table; None without a table on this machine.
-        patients_known: Whether the data names the patient of every image; None if only the sites know.
+        patients_known: True if the data names the patient of every image; None if only the sites know.
         skipped: Images of simulated sites that could not be read.
         notes: Sentences about the label table of simulated sites.
-        omissions: Sentences that count what is left out of the images of simulated sites.
-        reproducible: False if the same seed gave other pictures of a simulated site's data set.
-        resumed: Checkpoint that the run continues from; None for a new run.
+        omissions: Sentences with the numbers of images of simulated sites that are left out, and why.
+        reproducible: False if a simulated site's data set returned other images for the same seed.
+        resumed: Checkpoint from which the run continues; None for a new run.
     """
 
     base: Path
@@ -131,15 +135,15 @@ class RunContext:
     backend: str
     device: str = "cpu"
     precision: Precision = "auto"
-    own: DatasetSplits | None = None
+    server_data: DatasetSplits | None = None
     test: ImageSet | None = None
     external: ImageSet | None = None
     site_tests: Callable[[], Mapping[str, ImageSet]] | None = None
     coverage: LabelContract | None = None
     registered: Registered | None = None
-    key_of: Callable[[str], str] | None = None
+    get_site_key: Callable[[str], str] | None = None
     refused_calls: Callable[[], Iterable[Mapping[str, Any]]] = tuple
-    left_replies: Callable[[str], Iterable[ReplyArrival]] = lambda run: ()
+    read_unrecorded_replies: Callable[[str], Iterable[ReplyArrival]] = lambda run: ()
     claims: ClaimsBySite | None = None
     processes: SiteProcesses | None = None
     positives: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -157,9 +161,10 @@ class FinalTestOutcome:
     """The test results and the hash of the final model.
 
     Attributes:
+        test: Results on the test images of the coordinator, or of the sites.
+        per_site: Site -> results on the site's own test images.
         ensemble: Result of the ensemble of local models; None unless simulated sites train alone.
-        external: Results on the external test images; None without such images, or if hospitals keep models of their
-            own.
+        external: Results on the external test images; None without such images, or if hospitals keep their own models.
     """
 
     test: FinalTestSummary
@@ -172,14 +177,14 @@ class FinalTestOutcome:
 def select_counting_replies(
     replies: ExchangeReplies[EvaluateReply], coordinator: Coordinator
 ) -> ExchangeReplies[EvaluateReply]:
-    """Return the test replies of the sites whose statistics count; all replies if no such site replied."""
+    """Return the test replies of the sites whose statistics are used; all replies if none of these sites replied."""
     uncounted = coordinator.uncounted_sites
     accepted = {site: reply for site, reply in replies.accepted.items() if site not in uncounted}
     return replace(replies, accepted=accepted) if accepted else replies
 
 
 def list_tested_classes(answers: Iterable[EvaluateReply]) -> set[str]:
-    """Return the classes with an AUROC at one of the sites."""
+    """Return the classes for which at least one site has an AUROC."""
     return {
         name
         for answer in answers
@@ -192,7 +197,7 @@ def save_and_test_model(
     network: SplitNetwork,
     coordinator: Coordinator,
     replies: ExchangeReplies[EvaluateReply],
-    setting: RunContext,
+    run_context: RunContext,
     sums: Mapping[str, SummedScoreHistogram],
     learning: ClassLearning,
 ) -> FinalTestOutcome:
@@ -202,21 +207,23 @@ def save_and_test_model(
         network: A network of the run's classes; its weights are overwritten.
         replies: The sites' replies to the request to test.
         sums: Class -> sum of the sites' score histograms, under secure aggregation.
-        learning: Which classes the global model has not learned.
+        learning: Classes that the global model has not learned.
     """
-    answers, plan = list(replies.accepted.values()), coordinator.plan
-    setting.folder.append_absence_events("test", replies.absent)
-    contract, coverage = coordinator.sites.contract, setting.coverage or coordinator.sites.contract
+    answers = list(replies.accepted.values())
+    plan = coordinator.plan
+    run_context.folder.append_absence_events("test", replies.absent)
+    contract = coordinator.sites.contract
+    coverage = run_context.coverage or contract
     groups = coverage.shared_classes, coverage.unique_classes
-    # A site whose statistics do not count has figures of its own on the page, and no part in means or thresholds.
+    # The report shows the metrics of a site whose statistics do not count, but means and thresholds do not use them.
     counting = list(select_counting_replies(replies, coordinator).accepted.values())
     metrics_of_site = {answer.site: _convert_to_class_metrics(answer) for answer in answers}
     metrics_of_counting = {answer.site: metrics_of_site[answer.site] for answer in counting}
-    of_owners: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
+    metrics_by_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
     for results in metrics_of_counting.values():
         for name, metrics in results.items():
-            of_owners[name].append(metrics)
-    over_sites = {name: average_metrics_over_models(metrics) for name, metrics in of_owners.items()}
+            metrics_by_class[name].append(metrics)
+    means_over_sites = {name: average_metrics_over_models(metrics) for name, metrics in metrics_by_class.items()}
     histograms: Histograms | None = None
     ensemble: Mapping[str, Any] | None = None
     external: FinalTestSummary | None = None
@@ -225,7 +232,7 @@ def save_and_test_model(
         write_model_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
         pixels = coordinator.sites.pixels
         saved = save_model(
-            setting.folder.path,
+            run_context.folder.path,
             network,
             label_contract_sha256=contract.hash,
             pixels=pixels,
@@ -234,25 +241,29 @@ def save_and_test_model(
             vocabulary=plan.vocabulary,
         )
         sha256 = saved.model_sha256
-        test = summarise_test_results(over_sites, *groups, MEAN_OVER_SITES_NOTE)
-        if setting.test is not None and len(setting.test) > 0:
-            test, histograms = _test_global_model(network, setting.test, setting, groups, plan)
-        if setting.external is not None:
-            external = _test_global_model(network, setting.external, setting, groups, plan)[0]
+        test = summarise_test_results(means_over_sites, *groups, MEAN_OVER_SITES_NOTE)
+        if run_context.test is not None and len(run_context.test) > 0:
+            test, histograms = _test_global_model(network, run_context.test, run_context, groups, plan)
+        if run_context.external is not None:
+            external = _test_global_model(network, run_context.external, run_context, groups, plan)[0]
     else:
-        # Each site has its own model; the run's identity is that of all of them.
+        # Each site has its own model. The hash of the run's result is that of all models together.
         sha256 = hashlib.sha256("".join(f"{a.site}\0{a.model_sha256}\0" for a in answers).encode()).hexdigest()
-        test = summarise_test_results(over_sites, *groups, OWN_MODELS)
-        folders = find_local_model_folders(setting.folder.path, coverage)  # none where they lie at the hospitals
-        if folders and setting.external is not None:
-            external = evaluate_local_models(folders, coverage, setting.external, setting.device, setting.precision)
-        images, site_tests = setting.test, setting.site_tests
-        has_labels = not is_segmentation(plan.model.task)  # no mean of scores is made of the scores of pixels
+        test = summarise_test_results(means_over_sites, *groups, LOCAL_MODELS_NOTE)
+        folders = find_local_model_folders(run_context.folder.path, coverage)  # empty for real hospitals
+        if folders and run_context.external is not None:
+            external = evaluate_local_models(
+                folders, coverage, run_context.external, run_context.device, run_context.precision
+            )
+        images, site_tests = run_context.test, run_context.site_tests
+        has_labels = not is_segmentation(plan.model.task)  # an ensemble of pixel scores is not supported
         if coordinator.method.site.trains_alone and folders and site_tests is not None and images and has_labels:
-            ensemble = evaluate_ensemble(folders, coverage, images, site_tests(), setting.device, setting.precision)
+            ensemble = evaluate_ensemble(
+                folders, coverage, images, site_tests(), run_context.device, run_context.precision
+            )
     drawn = coordinator.sites_drawn_for_test
     test = _add_histogram_metrics(
-        test, coordinator, counting, histograms, groups, sums, real=setting.site_tests is None
+        test, coordinator, counting, histograms, groups, sums, real=run_context.site_tests is None
     )
     figures = (test.mean_auroc, test.pooled, test.segmentation)
     if all(figure is None for figure in figures) and not any(answer.class_names for answer in answers):
@@ -288,7 +299,7 @@ def _add_histogram_metrics(
     *,
     real: bool,
 ) -> FinalTestSummary:
-    """Add to the test results the pooled metrics, and the decisions at chosen thresholds, both from score histograms.
+    """Return the test results with pooled metrics and decisions at chosen thresholds, both from score histograms.
 
     The thresholds are chosen on the sites' validation images. Under secure aggregation, if the coordinator has no test
     images, the pooled metrics become the test results.
@@ -297,12 +308,13 @@ def _add_histogram_metrics(
         test: Test results so far.
         answers: The sites' test replies, with their score histograms.
         own: Class -> score histogram of the coordinator's test images; None if it has none.
-        groups: Names of the shared classes, and of the unique ones.
+        groups: Names of the shared classes, and of the unique classes.
         masked_sums: Class -> sum of the sites' score histograms, under secure aggregation; otherwise empty.
-        real: Whether each site has test images of its own. If not, no intervals are estimated for the pooled metrics,
-            because an image may count more than once.
+        real: True if each site has its own test images. Otherwise an image may count more than once, and the pooled
+            metrics get no intervals.
     """
-    contract, drawn = coordinator.sites.contract, coordinator.sites_drawn_for_test
+    contract = coordinator.sites.contract
+    drawn = coordinator.sites_drawn_for_test
     testers = frozenset(contract.sites if drawn is None else drawn)
     owners = {
         name: [site for site in contract.annotating_sites(name) if site in testers] for name in contract.class_names
@@ -311,27 +323,33 @@ def _add_histogram_metrics(
     sums = masked_sums or sum_site_histograms({answer.site: answer.histograms for answer in answers}, owners)
     if is_segmentation(coordinator.plan.model.task):
         pooled = _pool_overlaps(coordinator, answers, owners, masked_sums, real=real)
-        if test.segmentation is not None or not pooled.per_class:  # the coordinator's own images, or no histogram
+        if (
+            test.segmentation is not None or not pooled.per_class
+        ):  # tested on the coordinator's images, or no histograms
             return test
         if test.note == MEAN_OVER_SITES_NOTE:
-            of_classes = {name: make_metrics_of_overlap(pooled.per_class.get(name)) for name in contract.class_names}
+            per_class = {name: make_metrics_of_overlap(pooled.per_class.get(name)) for name in contract.class_names}
             test = summarise_test_results(
-                of_classes, *groups, SUMMED_HISTOGRAMS_NOTE if masked_sums else MEAN_OVER_PATIENTS_NOTE
+                per_class, *groups, SUMMED_HISTOGRAMS_NOTE if masked_sums else MEAN_OVER_PATIENTS_NOTE
             )
         return replace(test, segmentation=pooled)
-    chosen_on = {name: of_sites.histogram for name, of_sites in validation.items()}
-    tested = {name: of_sites.histogram for name, of_sites in sums.items()} if own is None else own
-    points = choose_operating_points(chosen_on, tested, coordinator.plan.evaluation.sensitivity)
-    # In a simulation the sites may test on the same images, which are not as many as they seem.
+    validation_histograms = {name: summed.histogram for name, summed in validation.items()}
+    test_histograms = {name: summed.histogram for name, summed in sums.items()} if own is None else own
+    sensitivity = coordinator.plan.evaluation.sensitivity
+    points = choose_operating_points(validation_histograms, test_histograms, sensitivity)
+    # Simulated sites may test on the same images. Then an interval would be too narrow.
     generator = np.random.default_rng(derive_seed(coordinator.plan.run.seed, "pooled intervals")) if real else None
-    of_all = compute_pooled_metrics(sums, owners, generator)
-    if own is None and masked_sums and of_all:
+    pooled_metrics = compute_pooled_metrics(sums, owners, generator)
+    if own is None and masked_sums and pooled_metrics:
         test = summarise_test_results(
-            {name: compute_class_metrics_from_sums(of_all.per_class.get(name)) for name in contract.class_names},
+            {
+                name: compute_class_metrics_from_sums(pooled_metrics.per_class.get(name))
+                for name in contract.class_names
+            },
             *groups,
             SUMMED_HISTOGRAMS_NOTE,
         )
-    return replace(test, pooled=of_all, operating_points=points)
+    return replace(test, pooled=pooled_metrics, operating_points=points)
 
 
 def _pool_overlaps(
@@ -342,34 +360,40 @@ def _pool_overlaps(
     *,
     real: bool,
 ) -> SegmentationSummary:
-    """Return the figures of a segmentation over the patients of all sites; arguments as in the caller.
+    """Return the metrics of a segmentation model over the patients of all sites.
 
-    Under secure aggregation the sum of the sites' histograms is all that is known.
+    Args:
+        answers: The sites' test replies, with histograms over patients.
+        owners: Class -> sites that annotate the class and tested the model.
+        masked_sums: Class -> sum of the sites' histograms, under secure aggregation; otherwise empty.
+        real: True to estimate intervals, because each site has its own test images.
     """
-    of_sites: dict[str, list[SiteOverlap]] = {name: [SiteOverlap(each.histogram)] for name, each in masked_sums.items()}
+    overlaps: dict[str, list[SiteOverlap]] = {
+        name: [SiteOverlap(summed.histogram)] for name, summed in masked_sums.items()
+    }
     for answer in () if masked_sums else sorted(answers, key=lambda answer: answer.site):
         metrics = _convert_to_class_metrics(answer)
         for name, histogram in answer.histograms.items():
             if answer.site in owners.get(name, ()):
                 means = metrics[name].more
                 overlap = SiteOverlap(histogram, means.get(DICE_METRIC), means.get(HAUSDORFF_METRIC))
-                of_sites.setdefault(name, []).append(overlap)
-    of_sites = {name: of_sites[name] for name in owners if name in of_sites}
+                overlaps.setdefault(name, []).append(overlap)
+    overlaps = {name: overlaps[name] for name in owners if name in overlaps}
     seed = derive_seed(coordinator.plan.run.seed, "pooled intervals")
-    pooled = pool_site_overlaps(of_sites, np.random.default_rng(seed) if real else None)
-    return replace(pooled, unit=MM_WHERE_KNOWN if coordinator.plan.model.takes_volumes else "pixels")
+    pooled = pool_site_overlaps(overlaps, np.random.default_rng(seed) if real else None)
+    return replace(pooled, unit=VOLUME_DISTANCE_UNIT if coordinator.plan.model.takes_volumes else "pixels")
 
 
-def compute_class_metrics_from_sums(of_class: PooledClassMetrics | None) -> ClassMetrics:
-    """Convert a class's pooled metrics; a metric with too large an error becomes None.
+def compute_class_metrics_from_sums(pooled: PooledClassMetrics | None) -> ClassMetrics:
+    """Return the metrics of one class from its pooled metrics; a metric with too large an error becomes None.
 
     Args:
-        of_class: Metrics from summed histograms; for None, all metrics of the result are None.
+        pooled: Metrics from summed histograms; for None, all metrics of the result are None.
     """
-    if of_class is None:
+    if pooled is None:
         return ClassMetrics(None, None, None, None, None)
-    balanced = None if of_class.balanced_accuracy is None else ValueWithError(of_class.balanced_accuracy)
-    figures = dict(zip(FIGURES, (of_class.auroc, of_class.average_precision, balanced), strict=True))
+    balanced = None if pooled.balanced_accuracy is None else ValueWithError(pooled.balanced_accuracy)
+    figures = dict(zip(FIGURES, (pooled.auroc, pooled.average_precision, balanced), strict=True))
     auroc, precision, accuracy = (
         figure.value if figure and figure.error <= MAX_METRIC_ERROR else None for figure in figures.values()
     )
@@ -377,8 +401,8 @@ def compute_class_metrics_from_sums(of_class: PooledClassMetrics | None) -> Clas
         auroc,
         precision,
         accuracy,
-        positives=of_class.positives,
-        negatives=of_class.negatives,
+        positives=pooled.positives,
+        negatives=pooled.negatives,
         errors={name: figure.error for name in FIGURES if (figure := figures[name]) and figure.error},
     )
 
@@ -386,52 +410,59 @@ def compute_class_metrics_from_sums(of_class: PooledClassMetrics | None) -> Clas
 def _test_global_model(
     network: SplitNetwork,
     images: ImageSet,
-    setting: RunContext,
+    run_context: RunContext,
     groups: tuple[Collection[str], Collection[str]],
     plan: HospitalPlan,
 ) -> tuple[FinalTestSummary, Histograms]:
     """Test the global model on ``images`` of the coordinator.
 
     Args:
-        groups: Names of the shared classes, and of the unique ones.
+        groups: Names of the shared classes, and of the unique classes.
 
     Returns:
         The test results; and class -> score histogram.
     """
-    move_network_to_device(network, setting.device)
-    names, task = network.class_names, network.spec.task
+    move_network_to_device(network, run_context.device)
+    names = network.class_names
+    task = network.spec.task
     if is_segmentation(task):
-        return _test_segmentation_model(network, images, setting, groups, plan)
-    scores = compute_image_probabilities(network, load_pixels_on_device(images, setting.device), setting.precision)
+        return _test_segmentation_model(network, images, run_context, groups, plan)
+    scores = compute_image_probabilities(
+        network, load_pixels_on_device(images, run_context.device), run_context.precision
+    )
     labels = select_head_row_labels(images, names).numpy()
     generator = np.random.default_rng(derive_seed(plan.run.seed, "intervals"))
-    more, patients = load_plugin_metrics(plan.evaluation.metrics), images.patients
+    more = load_plugin_metrics(plan.evaluation.metrics)
+    patients = images.patients
     resampled: Literal["patients", "images"] = "patients" if are_all_patients_known(patients) else "images"
-    spread = {name: compute_score_histogram(scores[:, c], labels[:, c]) for c, name in enumerate(names)}
+    histograms = {
+        name: compute_score_histogram(scores[:, column], labels[:, column]) for column, name in enumerate(names)
+    }
     test = replace(
         summarise_test_results(compute_metrics_per_class(scores, labels, names, more), *groups, GLOBAL_MODEL_NOTE),
         multi_class=compute_multi_class_metrics(scores, labels) if task == "multi_class" else None,
         intervals=replace(bootstrap_auroc_intervals(scores, labels, patients, names, generator), over=resampled),
         quality=compute_score_quality(scores, labels, names, task),
     )
-    return test, spread
+    return test, histograms
 
 
 def _test_segmentation_model(
     network: SplitNetwork,
     images: ImageSet,
-    setting: RunContext,
+    run_context: RunContext,
     groups: tuple[Collection[str], Collection[str]],
     plan: HospitalPlan,
 ) -> tuple[FinalTestSummary, Histograms]:
-    """Test a global segmentation model on ``images`` of the coordinator, as :func:`_test_global_model`."""
-    names, pixels = network.class_names, load_pixels_on_device(images, setting.device)
+    """Test a global segmentation model on ``images`` of the coordinator; see :func:`_test_global_model`."""
+    names = network.class_names
+    pixels = load_pixels_on_device(images, run_context.device)
     masks = make_mask_tensors(images, names, pixels.device)
-    assert masks is not None, "checked when the data were loaded"
+    assert masks is not None, "loading the data checks this"
     labels = select_head_row_labels(images, names).to(pixels.device)
-    compared = compare_with_masks(network, pixels, masks, labels, setting.precision, distances=True)
+    compared = compare_with_masks(network, pixels, masks, labels, run_context.precision, distances=True)
     figures = {name: compute_patient_figures(compared, images.patients, row) for row, name in enumerate(names)}
-    per_class = {name: make_segmentation_metrics(of_class) for name, of_class in figures.items()}
+    per_class = {name: make_segmentation_metrics(class_figures) for name, class_figures in figures.items()}
     generator = np.random.default_rng(derive_seed(plan.run.seed, "intervals"))
     summary = replace(
         summarise_patients(figures, generator),
@@ -439,7 +470,7 @@ def _test_segmentation_model(
         unit="pixels" if masks.spacing is None else "mm",
     )
     test = replace(summarise_test_results(per_class, *groups, GLOBAL_MODEL_NOTE), segmentation=summary)
-    return test, {name: make_patient_histogram(of_class) for name, of_class in figures.items()}
+    return test, {name: make_patient_histogram(class_figures) for name, class_figures in figures.items()}
 
 
 def _estimate_site_sample_intervals(
@@ -448,16 +479,17 @@ def _estimate_site_sample_intervals(
     sites: Collection[str],
     note: str,
 ) -> SiteSampleIntervals:
-    """Count the sites that were drawn to test the model; estimate intervals of the AUROC over all sites.
+    """Return the number of sites drawn to test the model, with estimated intervals of the AUROC over all sites.
 
     Args:
         metrics_of_site: Site -> class -> metrics.
         sites: The drawn sites.
-        note: How the test results were computed. If they are not means over sites, the result has no intervals.
+        note: Note on how the test results were computed. If they are not means over sites, the result has no intervals.
     """
-    drawn, every = frozenset(sites), len(contract.sites)
+    drawn = frozenset(sites)
+    site_count = len(contract.sites)
     if note in (GLOBAL_MODEL_NOTE, SUMMED_HISTOGRAMS_NOTE):
-        return SiteSampleIntervals(len(drawn), every)
+        return SiteSampleIntervals(len(drawn), site_count)
     values: dict[str, dict[str, float]] = {name: {} for name in contract.class_names}
     for site, results in metrics_of_site.items():
         for name, metrics in results.items():
@@ -465,11 +497,11 @@ def _estimate_site_sample_intervals(
                 values[name][site] = metrics.auroc
     owners = {name: contract.annotating_sites(name) for name in contract.class_names}
     shares = {name: len(drawn.intersection(sites)) / len(sites) for name, sites in owners.items()}
-    return estimate_sampled_site_intervals(values, shares, len(drawn), every)
+    return estimate_sampled_site_intervals(values, shares, len(drawn), site_count)
 
 
 def _convert_to_class_metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
-    """Convert the columns of a test reply to one record per class, with None for NaN."""
+    """Return class -> metrics from the columns of a test reply, with None for NaN."""
     return {
         name: ClassMetrics(
             auroc=_nan_to_none(answer.auroc[row]),

@@ -1,9 +1,9 @@
-"""Plan the network of a run from all hospitals' training volumes, before its own roll call.
+"""Plan the network of a run from all hospitals' training volumes, before the run's own roll call.
 
-A first roll call asks every hospital for sums over its volumes (:mod:`polyclinic.common.volume_fingerprint`). From them
-follow patch size, batch size, levels and normalisation by the rules of nnU-Net
-(:mod:`polyclinic.common.models.zoo.unet_planning`). They are part of the experiment from then on, as if its file named
-them, and the run's own roll call sends them to the hospitals.
+A first roll call asks every hospital for sums over its volumes (:mod:`polyclinic.common.volume_fingerprint`). The rules
+of nnU-Net (:mod:`polyclinic.common.models.zoo.unet_planning`) give patch size, batch size, levels and normalisation
+from these sums. Then they are part of the experiment, as if its file named them, and the run's own roll call sends them
+to the hospitals.
 """
 
 import json
@@ -33,27 +33,28 @@ from polyclinic.strategies.engine.sequential import make_coordinator
 from polyclinic.strategies.registry import build_experiment_strategy
 
 PLANNING_FILE = "planning.json"
-PLANNING_RUN = "-planning"
-"""End of the name of the roll call that asks for the volumes: hospitals take one plan a run."""
-MOST_VOLUMES_AN_IMAGE = 2
-"""Volumes that a hospital may sum up for each training image that it states, a number that its policy rounds down."""
-FEWEST_GREY_LEVELS = 1.0
-"""Smallest standard deviation of grey values, of 0 to 255, by which images are divided."""
+PLANNING_RUN_SUFFIX = "-planning"
+"""Suffix of the run name in the first roll call; it needs another name, because hospitals accept one plan per run."""
+MAX_VOLUMES_PER_IMAGE = 2
+"""Greatest number of volumes in a hospital's sums per stated training image; its policy rounds that number down."""
+MIN_GREY_DEVIATION = 1.0
+"""Smallest standard deviation of grey values (0 to 255) for normalisation, so that nothing is divided by zero."""
 
 
 @dataclass(frozen=True)
 class PlannedNetwork:
-    """What the coordinator has planned, and from what.
+    """The planned network, and the sums over volumes from which it was planned.
 
     Attributes:
-        sites: The hospitals whose volumes count.
-        left_out: Hospital whose policy lets no fingerprint out -> the reason.
+        sites: The hospitals whose volumes are in the sums.
+        left_out: Hospital that does not send its sums -> the reason.
         volumes: Number of training volumes.
-        median_spacing: Spacing that nnU-Net takes, in mm.
+        median_spacing: Spacing by the rules of nnU-Net, in mm.
         spacing: Spacing of the volumes as the hospitals read them, in mm.
         median_shape: Median number of voxels along each axis at this spacing.
-        unet: The network.
-        mean, std: Of the outlined voxels' grey values, from 0 to 1; None if hospitals do not send them.
+        unet: The planned network.
+        mean: Mean grey value of the outlined voxels, from 0 to 1; None if hospitals do not send it.
+        std: Standard deviation of these grey values; None if hospitals do not send it.
     """
 
     sites: tuple[str, ...]
@@ -67,7 +68,7 @@ class PlannedNetwork:
     std: float | None
 
     def to_tables(self) -> dict[str, Any]:
-        """Return the content of the file in the run folder."""
+        """Return the content of the file ``planning.json`` in the run folder, as JSON values."""
         return {
             "sites": list(self.sites),
             "left_out": dict(self.left_out),
@@ -81,7 +82,7 @@ class PlannedNetwork:
 
     @property
     def planned_model_keys(self) -> dict[str, Any]:
-        """The planned keys of the table ``[model]``."""
+        """Key of the table ``[model]`` of the experiment -> planned value."""
         keys: dict[str, Any] = {
             "patch_size": self.unet.patch_size,
             "kernel_sizes": self.unet.levels.kernel_sizes,
@@ -92,35 +93,36 @@ class PlannedNetwork:
         return keys
 
 
-def plan_network_of_run(grid: Grid, experiment: Experiment, setting: RunContext) -> Experiment:
-    """Return the experiment with the planned network; a run that is resumed keeps that of its first round.
+def plan_network_of_run(grid: Grid, experiment: Experiment, run_context: RunContext) -> Experiment:
+    """Return the experiment with the planned network; a resumed run keeps the network of its first round.
 
-    The plan is written into the run folder.
+    The plan is written to the run folder.
 
     Raises:
-        BadInput: If the experiment leaves nothing to plan, or the hospitals' volumes do not say enough.
+        BadInput: If the experiment leaves nothing to plan, or the hospitals' volumes are not sufficient for a plan.
         RunStopped: If too few hospitals reply.
     """
-    if setting.resumed is not None:
-        begun = setting.resumed.experiment
-        model = {key: begun["model"].get(key) for key in PLANNED_KEYS}
-        return _add_planned_keys(experiment, model, begun["training"]["batch_size"])
+    if run_context.resumed is not None:
+        experiment_before = run_context.resumed.experiment
+        model = {key: experiment_before["model"].get(key) for key in PLANNED_KEYS}
+        return _add_planned_keys(experiment, model, experiment_before["training"]["batch_size"])
     raise_faults(find_planning_faults(experiment))
-    members, pixels = _ask_for_fingerprints(grid, experiment, setting)
+    members, pixels = _ask_for_fingerprints(grid, experiment, run_context)
     assert experiment.planning is not None, "checked by the caller"
     planned = plan_network(members, pixels, experiment.model, experiment.planning)
     tables = planned.to_tables()
-    write_atomically(setting.folder.path / PLANNING_FILE, json.dumps(tables, indent=1).encode())
-    setting.folder.append_event("planned", **tables)
+    write_atomically(run_context.folder.path / PLANNING_FILE, json.dumps(tables, indent=1).encode())
+    run_context.folder.append_event("planned", **tables)
     return _add_planned_keys(experiment, planned.planned_model_keys, planned.unet.batch_size)
 
 
 def find_planning_faults(experiment: Experiment) -> list[Fault]:
-    """Return the faults of an experiment whose network is to be planned: other networks, and keys that are planned.
+    """Return the faults of an experiment with a table ``[planning]``; none without the table.
 
-    Without a table ``planning`` there are none.
+    The network must be one that can be planned, and the keys to plan must not be set.
     """
-    model, faults = experiment.model, list[Fault]()
+    model = experiment.model
+    faults = list[Fault]()
     if experiment.planning is None:
         return []
     if model.architecture != PLANNED_NETWORK or not model.takes_volumes or not is_segmentation(model.task):
@@ -130,9 +132,10 @@ def find_planning_faults(experiment: Experiment) -> list[Fault]:
     if model.train != "all" or model.weights is not None:
         problem = "makes a new network, which has no weights yet."
         faults.append(Fault("[planning]", problem, "Leave out model.weights and model.train, or [planning]."))
-    given = [f"model.{key}" for key in PLANNED_KEYS if getattr(model, key) is not None]
-    given += ["training.batch_size"] if "batch_size" in experiment.training.model_fields_set else []
-    faults += [Fault(key, "is what [planning] chooses.", "Leave it out, or leave out [planning].") for key in given]
+    set_keys = [f"model.{key}" for key in PLANNED_KEYS if getattr(model, key) is not None]
+    if "batch_size" in experiment.training.model_fields_set:
+        set_keys.append("training.batch_size")
+    faults += [Fault(key, "is what [planning] chooses.", "Leave it out, or leave out [planning].") for key in set_keys]
     return faults
 
 
@@ -143,21 +146,21 @@ def _add_planned_keys(experiment: Experiment, model: Mapping[str, Any], batch_si
 
 
 def _ask_for_fingerprints(
-    grid: Grid, experiment: Experiment, setting: RunContext
+    grid: Grid, experiment: Experiment, run_context: RunContext
 ) -> tuple[Mapping[str, RunMember], PixelForm | None]:
-    """Call the roll for the plan alone; return the members of the run, and the form of their pixels."""
+    """Make the first roll call, which asks for sums over volumes; return the sites and the format of their pixels."""
     plan = make_hospital_plan(experiment).model_copy(update={"planning": experiment.planning})
     coordinator = make_coordinator(
         build_experiment_strategy(experiment),
         plan,
         experiment.participation,
-        f"{setting.run}{PLANNING_RUN}",
+        f"{run_context.run}{PLANNING_RUN_SUFFIX}",
         callbacks=RunCallbacks(),
-        registered=setting.registered,
-        claims=setting.claims,
-        processes=setting.processes,
+        registered=run_context.registered,
+        claims=run_context.claims,
+        processes=run_context.processes,
     )
-    coordinator.sites.call_roll(grid, setting.sites)
+    coordinator.sites.call_roll(grid, run_context.sites)
     return coordinator.sites.members, coordinator.sites.pixels
 
 
@@ -166,10 +169,16 @@ def plan_network(
 ) -> PlannedNetwork:
     """Return the network for the volumes of these hospitals.
 
+    Args:
+        members: Site -> its answer to the first roll call.
+        pixels: Format of the hospitals' pixels.
+        model: The experiment's table ``[model]``.
+
     Raises:
-        BadInput: If no hospital lets a fingerprint out, or the hospitals resample to no common spacing.
+        BadInput: If no hospital sends its sums, or the hospitals do not resample to a common spacing.
     """
-    fingerprints, left_out = dict[str, VolumeFingerprint](), dict[str, str]()
+    fingerprints = dict[str, VolumeFingerprint]()
+    left_out = dict[str, str]()
     for site, member in sorted(members.items()):
         try:
             fingerprints[site] = read_fingerprint(member)
@@ -179,30 +188,38 @@ def plan_network(
         problem = f"none of the hospitals sends sums over its training volumes: {quote_names(left_out)}."
         remedy = "They leave with label_counts = true, from volumes of a table or arrays, and smallest_count patients."
         raise BadInput([Fault("[planning]", problem, f"{remedy} Or write the keys, and leave out [planning].")])
-    whole = reduce(add, fingerprints.values())
-    stored = pixels.volume_size if pixels is not None else None
-    assert isinstance(model.image_size, tuple), "checked before"
-    largest = model.image_size if stored is None else stored
-    median, finer = ([compute_percentile(axis, each) for axis in whole.spacing] for each in (50, COARSE_PERCENTILE))
-    lengths = [compute_percentile(axis, 50) for axis in whole.extent]
-    target = choose_target_spacing(median, finer, [mm / side for mm, side in zip(lengths, median, strict=True)])
-    spacing = _find_common_spacing(pixels, target, lengths)
-    at_spacing = tuple(float(round(mm / side)) for mm, side in zip(lengths, spacing, strict=True))
+    total = reduce(add, fingerprints.values())
+
+    # Spacings and lengths are in mm along depth, height and width.
+    median_spacing = [compute_percentile(axis, 50) for axis in total.spacing]
+    fine_spacing = [compute_percentile(axis, COARSE_PERCENTILE) for axis in total.spacing]
+    median_lengths = [compute_percentile(axis, 50) for axis in total.extent]
+    voxels = [length / side for length, side in zip(median_lengths, median_spacing, strict=True)]
+    target_spacing = choose_target_spacing(median_spacing, fine_spacing, voxels)
+    spacing = _find_common_spacing(pixels, target_spacing, median_lengths)
+    median_shape = tuple(float(round(length / side)) for length, side in zip(median_lengths, spacing, strict=True))
+
+    assert isinstance(model.image_size, tuple), "find_planning_faults checks this"
+    stored_size = pixels.volume_size if pixels is not None else None
+    volume_size = model.image_size if stored_size is None else stored_size
+    largest_patch = [min(sides) for sides in zip(volume_size, model.image_size, strict=True)]
     classes = {name for member in members.values() for name in member.answer.class_names}
-    largest_patch = [min(one, other) for one, other in zip(largest, model.image_size, strict=True)]
-    unet = plan_unet(spacing, at_spacing, largest_patch, whole.volumes, len(classes), planning.memory_gb)
+    unet = plan_unet(spacing, median_shape, largest_patch, total.volumes, len(classes), planning.memory_gb)
     if len(unet.levels.strides) < MIN_UNET_LEVELS:
-        size = describe_sides(tuple(round(side) for side in at_spacing))
+        size = describe_sides(tuple(round(side) for side in median_shape))
         problem = f"finds volumes of {size} too small for a network that halves them twice."
         raise BadInput([Fault("[planning]", problem, "Leave out [planning], and choose the network yourself.")])
-    mean, std = _compute_grey_statistics(np.array(whole.grey, np.float64)) if model.channels == 1 else (None, None)
+
+    mean = std = None
+    if model.channels == 1:
+        mean, std = _compute_grey_statistics(np.array(total.grey, np.float64))
     return PlannedNetwork(
         sites=tuple(fingerprints),
         left_out=left_out,
-        volumes=whole.volumes,
-        median_spacing=target,
+        volumes=total.volumes,
+        median_spacing=target_spacing,
         spacing=spacing,
-        median_shape=at_spacing,
+        median_shape=median_shape,
         unet=unet,
         mean=mean,
         std=std,
@@ -213,9 +230,10 @@ def read_fingerprint(member: RunMember) -> VolumeFingerprint:
     """Return the sums over a hospital's volumes.
 
     Raises:
-        ValueError: If it sends none, or such as cannot be.
+        ValueError: If the hospital sends no sums, or sums that contradict each other or its number of images.
     """
-    if not (text := member.answer.fingerprint):
+    text = member.answer.fingerprint
+    if not text:
         raise ValueError("its policy or its data let out no sums over volumes")
     try:
         fingerprint = VolumeFingerprint.model_validate_json(text)
@@ -223,7 +241,7 @@ def read_fingerprint(member: RunMember) -> VolumeFingerprint:
         raise ValueError("its sums cannot be read") from None
     if len({sum(count for _, count in axis) for axis in (*fingerprint.spacing, *fingerprint.extent)}) > 1:
         raise ValueError("its sums are of unequal numbers of volumes")
-    if fingerprint.volumes > MOST_VOLUMES_AN_IMAGE * member.answer.train_samples:
+    if fingerprint.volumes > MAX_VOLUMES_PER_IMAGE * member.answer.train_samples:
         raise ValueError("its sums are of more volumes than it has")
     return fingerprint
 
@@ -231,7 +249,16 @@ def read_fingerprint(member: RunMember) -> VolumeFingerprint:
 def _find_common_spacing(
     pixels: PixelForm | None, target: Sequence[float], lengths: Sequence[float]
 ) -> tuple[float, ...]:
-    """Return the spacing to which the hospitals resample; refuse volumes that are resized instead, of any spacing."""
+    """Return the spacing to which the hospitals resample their volumes, in mm.
+
+    Args:
+        pixels: Format of the hospitals' pixels.
+        target: Spacing by the rules of nnU-Net, in mm; the message suggests it.
+        lengths: Median lengths of volumes, in mm.
+
+    Raises:
+        BadInput: If the hospitals resize volumes to a common shape, so that each volume has another spacing.
+    """
     if pixels is None or not pixels.decoded:
         return (1.0, 1.0, 1.0)
     if (spacing := pixels.read_setting("spacing")) is not None:
@@ -246,11 +273,15 @@ def _find_common_spacing(
 
 
 def _compute_grey_statistics(counts: NDArray[np.float64]) -> tuple[float | None, float | None]:
-    """Return mean and standard deviation of grey values, from 0 to 1, from the number of voxels with each; or None."""
+    """Return mean and standard deviation of grey values, both from 0 to 1; None without voxels.
+
+    Args:
+        counts: Number of voxels with each grey value of 0 to 255, ``(256,)``.
+    """
     total = float(counts.sum())
     if not total:
         return None, None
     values = np.arange(len(counts))
     mean = float(counts @ values) / total
     deviation = float(np.sqrt(counts @ (values - mean) ** 2 / total))
-    return mean / 255, max(deviation, FEWEST_GREY_LEVELS) / 255
+    return mean / 255, max(deviation, MIN_GREY_DEVIATION) / 255

@@ -44,32 +44,35 @@ from polyclinic.strategies.engine.events import (
 )
 from polyclinic.strategies.engine.state import FederationState, make_initial_state
 
-_RECORD, _TALLIES = TypeAdapter(RoundRecord), TypeAdapter(dict[str, CorrectPredictionCount])
-_VALIDATION = TypeAdapter(FederationValidation)
-_SUMS = (
+_ROUND_RECORD_ADAPTER = TypeAdapter(RoundRecord)
+_TALLIES_ADAPTER = TypeAdapter(dict[str, CorrectPredictionCount])
+_VALIDATION_ADAPTER = TypeAdapter(FederationValidation)
+_SUM_ATTRIBUTES = (
     *("train_seconds", "aggregate_seconds", "round_seconds", "site_seconds", "epochs", "epsilon", "arithmetic"),
     *("bytes_down", "bytes_up"),
 )
-"""Attributes of :class:`RunTotals` that a checkpoint holds as they are."""
-NO_ANSWER = "it is admitted, and has not answered the roll call"
+"""Attributes of :class:`RunTotals` that a checkpoint stores without conversion."""
+NO_ANSWER_REASON = "it is admitted, and has not answered the roll call"
 
 
 @dataclass
 class RunTotals:
-    """Sums over the rounds of a run, and the round whose validation metrics are still to come.
+    """Sums over the rounds of a run, and the last round, whose validation metrics are not known yet.
 
     Attributes:
         folder: The run folder, whose ``rounds.jsonl`` receives a line per round.
         workers: Number of sites that train at the same time.
-        train_seconds: Sum over rounds of the sites' training time, plus the coordinator's own training. A round's time
-            is that of the slowest site or, if larger, the sum over sites divided by how many train at the same time.
+        train_seconds: Sum over rounds of the sites' training time, plus the coordinator's own training. The time of a
+            round is the time of its slowest site or, if larger, the sum over sites divided by the number of workers.
         aggregate_seconds: Computing time of the coordinator.
         round_seconds: Duration of all rounds by the coordinator's clock.
-        site_seconds, epochs: Site -> training time, and epochs, over all rounds.
+        site_seconds: Site -> training time over all rounds.
+        epochs: Site -> number of local epochs over all rounds.
         epsilon: Site -> privacy budget spent so far (epsilon), under differential privacy.
         arithmetic: Site -> device and number format in its last report.
-        bytes_down, bytes_up: Site -> bytes sent to it, and received from it, in all exchanges.
-        tallies: Round -> site -> number of correct predictions of that round's model on the site's test part.
+        bytes_down: Site -> bytes sent to the site in all exchanges.
+        bytes_up: Site -> bytes received from the site in all exchanges.
+        tallies: Round -> site -> number of correct predictions of the round's model on the site's test part.
     """
 
     folder: RunFolder
@@ -91,8 +94,8 @@ class RunTotals:
         """Add a round to the sums; write the line of the previous round, whose validation metrics are now complete.
 
         Args:
-            learned: Figures that only this method has
-            (:meth:`polyclinic.strategies.methods.base.Method.compute_round_figures`).
+            learned: Statistics that are specific to the run's method
+                (:meth:`polyclinic.strategies.methods.base.Method.compute_round_figures`).
         """
         self.write_pending_round_line(record.validation, state)
         self._pending = record, learned
@@ -118,7 +121,7 @@ class RunTotals:
             self.write_pending_round_line(record.after, state)
 
     def write_pending_round_line(self, validation: FederationValidation, state: FederationState) -> None:
-        """Write the line of the last round, with the validation metrics of its model, if it is not written yet."""
+        """Write the line of the last round, with validation metrics of its model, unless it was written before."""
         if self._pending is None:
             return
         (record, learned), self._pending = self._pending, None
@@ -159,9 +162,9 @@ class RunTotals:
         if self._pending is not None:
             pending = {"record": make_json_object(self._pending[0]), "learned": dict(self._pending[1])}
         tallies = dict[str, dict[str, Any]]()
-        for number, of_sites in self.tallies.items():
-            tallies[str(number)] = {site: make_json_object(tally) for site, tally in of_sites.items()}
-        sums = dict(zip(_SUMS, map(copy, attrgetter(*_SUMS)(self)), strict=True))
+        for number, site_tallies in self.tallies.items():
+            tallies[str(number)] = {site: make_json_object(tally) for site, tally in site_tallies.items()}
+        sums = dict(zip(_SUM_ATTRIBUTES, map(copy, attrgetter(*_SUM_ATTRIBUTES)(self)), strict=True))
         return {**sums, "tallies": tallies, "pending": pending}
 
     def restore_totals(self, facts: Mapping[str, Any], last_round: int) -> None:
@@ -171,20 +174,22 @@ class RunTotals:
             facts: Result of :meth:`totals_as_json`.
             last_round: Round of the checkpoint.
         """
-        for name in _SUMS:
+        for name in _SUM_ATTRIBUTES:
             setattr(self, name, type(getattr(self, name))(facts[name]))
-        self.tallies = {int(number): _TALLIES.validate_python(tallies) for number, tallies in facts["tallies"].items()}
+        self.tallies = {
+            int(number): _TALLIES_ADAPTER.validate_python(tallies) for number, tallies in facts["tallies"].items()
+        }
         self._pending = None
         if (pending := facts["pending"]) is not None:
-            self._pending = _RECORD.validate_python(pending["record"]), pending["learned"]
+            self._pending = _ROUND_RECORD_ADAPTER.validate_python(pending["record"]), pending["learned"]
         self.folder.remove_rounds_after(last_round if pending is None else last_round - 1)
 
 
 def make_json_object(record: Any) -> dict[str, Any]:
     """Return the fields of a dataclass by name, for JSON.
 
-    Unlike :func:`dataclasses.asdict` it does not copy each value of a mapping, which for a thousand sites takes as long
-    as training some of them.
+    Unlike :func:`dataclasses.asdict`, it does not copy each value of a mapping. With a thousand sites, the copies would
+    take as long as the training at some of them.
     """
     values = dict[str, Any]()
     for name in record.__dataclass_fields__:
@@ -198,20 +203,22 @@ def make_json_object(record: Any) -> dict[str, Any]:
 
 
 class RunRecorder(RunCallbacks):
-    """Writes the run folder, as the coordinator's callbacks.
+    """The coordinator's callbacks that write the run folder.
 
-    :meth:`begin_run_recording` is called after the roll call; :meth:`record_run_end` or :meth:`record_run_stop` is
-    called last.
+    The run calls :meth:`begin_run_recording` after the roll call, and :meth:`record_run_end` or :meth:`record_run_stop`
+    last.
 
     Attributes:
         totals: Sums over rounds and sites.
-        start: Sentences on what the first model takes from a finished run; empty if it takes nothing.
+        start: Sentences about the parts of the first model that come from a finished run; empty without such parts.
     """
 
     totals: RunTotals
 
-    def __init__(self, experiment: Experiment, setting: RunContext, watchers: Sequence[SilentRunProgress]) -> None:
-        self.experiment, self.setting, self.watchers = experiment, setting, watchers
+    def __init__(self, experiment: Experiment, run_context: RunContext, watchers: Sequence[SilentRunProgress]) -> None:
+        self.experiment = experiment
+        self.run_context = run_context
+        self.watchers = watchers
         self._experiment_json = experiment.model_dump(mode="json")
         self._left_out: dict[str, str] = {}
         self.start: list[str] = []
@@ -220,57 +227,68 @@ class RunRecorder(RunCallbacks):
         """Open the run's files; record the start or resumption of the run, and the sites that take part.
 
         Raises:
-            RunStopped: If a resumed run finds other annotated classes than before, or a changed model.
+            RunStopped: If the sites of a resumed run annotate other classes than before, or the model has changed.
         """
-        setting, path, sites = self.setting, self.setting.folder.path, coordinator.sites
-        durable, keep = setting.backend == "network", self.experiment.run.keep_updates
-        self.coordinator, self._initial = coordinator, make_initial_state(coordinator.method.site, initial)
+        run_context = self.run_context
+        path = run_context.folder.path
+        sites = coordinator.sites
+        durable = run_context.backend == "network"
+        self.coordinator = coordinator
+        self._initial = make_initial_state(coordinator.method.site, initial)
         self.checkpoints = CheckpointFolder(path, durable=durable)
-        workers = 1 if coordinator.method.site.sequential else setting.workers  # a pass is one after another
-        self.totals = RunTotals(setting.folder, workers)
+        workers = 1 if coordinator.method.site.sequential else run_context.workers  # its sites train one after another
+        self.totals = RunTotals(run_context.folder, workers)
         self._totals_at_start = self.totals.totals_as_json()
-        if setting.resumed is not None:
-            self._restore_run_from_checkpoint(setting.resumed)
-        self.ledger = RunAuditWriter(path, layout, keep=keep, durable=durable, key_of=setting.key_of)
-        sha256, plugins = hash_experiment_settings(self.experiment), list_plugin_identities(self.experiment)
-        stamps = [plugin.model_dump() for plugin in plugins]
-        if setting.resumed is None:
+        if run_context.resumed is not None:
+            self._restore_run_from_checkpoint(run_context.resumed)
+        self.audit_writer = RunAuditWriter(
+            path,
+            layout,
+            keep=self.experiment.run.keep_updates,
+            durable=durable,
+            get_site_key=run_context.get_site_key,
+        )
+        sha256 = hash_experiment_settings(self.experiment)
+        plugins = [plugin.model_dump() for plugin in list_plugin_identities(self.experiment)]
+        if run_context.resumed is None:
             run = self.experiment.run
-            self.ledger.record_run_start(
+            self.audit_writer.record_run_start(
                 self._initial,
-                run=setting.run,
+                run=run_context.run,
                 name=run.name or run.method,
                 method=run.method,
                 versions=collect_software_versions(),
                 experiment_sha256=sha256,
-                plugins=stamps,
+                plugins=plugins,
                 contract_sha256=sites.contract.hash,
                 classes=list(sites.contract.class_names),
             )
         else:
-            self.ledger.verify_and_record_resumption(setting.resumed.state, stamps, experiment_sha256=sha256)
-        for reply in setting.left_replies(setting.run):
-            self.ledger.record_reply_before_resume(reply)
+            self.audit_writer.verify_and_record_resumption(run_context.resumed.state, plugins, experiment_sha256=sha256)
+        for reply in run_context.read_unrecorded_replies(run_context.run):
+            self.audit_writer.record_reply_before_resume(reply)
+        first_round = run_context.resumed.state.round if run_context.resumed else 0
         for site, member in sorted(sites.members.items()):
-            self.ledger.record_enrolment(setting.resumed.state.round if setting.resumed else 0, site, member)
+            self.audit_writer.record_enrolment(first_round, site, member)
         self._record_left_out_sites("roll call")
         self._record_absent_sites()
         self._record_site_versions(sites.members)
-        figure = "Dice" if is_segmentation(self.experiment.model.task) else "AUROC"
+        metric_name = "Dice" if is_segmentation(self.experiment.model.task) else "AUROC"
         for watcher in self.watchers:
-            watcher.show_run_start(list(sites.contract.sites), self.experiment.run.rounds, figure)
+            watcher.show_run_start(list(sites.contract.sites), self.experiment.run.rounds, metric_name)
         images = {site: member.answer.train_samples for site, member in sites.members.items()}
         for site, share in find_dominant_sites(images).items():
-            setting.folder.append_event("heavy_site", site=site, images=images[site], share=round(share, 6))
-        if silent := [site for site, member in sites.members.items() if not member.answer.validation_samples]:
-            setting.folder.append_event("no_validation_images", sites=silent)
+            run_context.folder.append_event("heavy_site", site=site, images=images[site], share=round(share, 6))
+        without_validation = [site for site, member in sites.members.items() if not member.answer.validation_samples]
+        if without_validation:
+            run_context.folder.append_event("no_validation_images", sites=without_validation)
 
     def record_warm_start(self, start: WarmStart | None, pixels: PixelForm | None) -> None:
-        """Record what the first model takes from a finished run; a resumed run has recorded it when it began.
+        """Record which parts of the first model come from a finished run; not in a resumed run, which has recorded it.
 
         Args:
-            start: What the head takes; None if the model starts from no finished run.
-            pixels: The form of this run's pixels; None if no site states it.
+            start: Class rows of the head that come from a finished run; None if the model does not start from one.
+            pixels: Format of this run's pixels; None if no site states it.
         """
         source = self.experiment.model.weights
         if start is None or source is None:
@@ -281,29 +299,37 @@ class RunRecorder(RunCallbacks):
                 f"{source} learned from other pixels ({start.pixels.describe()}; here {pixels.describe()})"
             )
         self.start = sentences
-        if self.setting.resumed is None:
-            self.setting.folder.append_event("warm_start", sentences=sentences)
+        if self.run_context.resumed is None:
+            self.run_context.folder.append_event("warm_start", sentences=sentences)
             for watcher in self.watchers:
                 for sentence in sentences:
                     watcher.show_warm_start(sentence)
 
     def _restore_run_from_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Restore sums and the coordinator's state; stop if the sites annotate other classes or a value is invalid."""
-        sites, number = self.coordinator.sites, checkpoint.state.round
-        began, now = checkpoint.state.model.head.class_names, sites.contract.class_names
-        if began != now:
-            entries = AuditLog(self.setting.folder.path).read_entries()
+        """Restore the sums and the coordinator's state.
+
+        Raises:
+            RunStopped: If the sites annotate other classes than before, or a value in the checkpoint is invalid.
+        """
+        sites = self.coordinator.sites
+        number = checkpoint.state.round
+        classes_before = checkpoint.state.model.head.class_names
+        classes_now = sites.contract.class_names
+        if classes_before != classes_now:
+            entries = AuditLog(self.run_context.folder.path).read_entries()
             enrolled = {str(entry["site"]) for entry in entries if entry.get("event") == "enrolled"}
-            away = sorted(enrolled - sites.members.keys())
-            problem = f"the run began with the classes {quote_names(began)}; the sites now have {quote_names(now)}."
-            if away:
-                problem += f" Not there of the sites that took part: {quote_names(away)}. Start them, and resume."
+            missing = sorted(enrolled - sites.members.keys())
+            problem = f"the run began with the classes {quote_names(classes_before)}; "
+            problem += f"the sites now have {quote_names(classes_now)}."
+            if missing:
+                problem += f" Not there of the sites that took part: {quote_names(missing)}. Start them, and resume."
                 problem += " One that was revoked has to be admitted again, or begin a new run without it."
-                problem += "".join(f"\n{site}: {why}" for site, why in sites.left_out_sites.items() if site in away)
+                reasons = sites.left_out_sites
+                problem += "".join(f"\n{site}: {why}" for site, why in reasons.items() if site in missing)
             raise RunStopped(f"resume: {problem}")
         try:
-            judged = _VALIDATION.validate_python(checkpoint.last_validation)
-            self.coordinator.set_resume_state(checkpoint.state, judged)
+            validation = _VALIDATION_ADAPTER.validate_python(checkpoint.last_validation)
+            self.coordinator.set_resume_state(checkpoint.state, validation)
             self.totals.restore_totals(checkpoint.totals, number)
             self.coordinator.sites.bytes_down.update(self.totals.bytes_down)
             self.coordinator.sites.bytes_up.update(self.totals.bytes_up)
@@ -313,35 +339,39 @@ class RunRecorder(RunCallbacks):
             raise RunStopped(f"resume: {problem} {remedy}") from None
 
     def _record_site_versions(self, sites: Iterable[str]) -> None:
-        """Show release and wire version of these sites; record those that differ from the coordinator's."""
+        """Show release and wire version of these sites; record each that differs from the coordinator's."""
         members = self.coordinator.sites.members
         releases = {site: StatedRelease(members[site].wire, members[site].answer.release) for site in sorted(sites)}
         for site, stated in releases.items():
             if stated.release != __version__:
                 facts = {"release": stated.release, "coordinator": __version__}
-                self.setting.folder.append_event("other_release", site=site, **facts)
+                self.run_context.folder.append_event("other_release", site=site, **facts)
             if stated.wire != WIRE_VERSION:
-                self.setting.folder.append_event("other_wire", site=site, wire=stated.wire, coordinator=WIRE_VERSION)
+                self.run_context.folder.append_event(
+                    "other_wire", site=site, wire=stated.wire, coordinator=WIRE_VERSION
+                )
         for watcher in self.watchers:
             watcher.show_enrolled_sites(releases)
         for site in sorted(set(sites) & set(self.coordinator.sites.sites_without_stated_pixels)):
             release = members[site].answer.release
-            self.setting.folder.append_event("pixels_unknown", site=site, release=release)
+            self.run_context.folder.append_event("pixels_unknown", site=site, release=release)
             for watcher in self.watchers:
                 watcher.show_note(f"{site} does not state how its images become pixels (its release is {release})")
 
     def record_classes_of_one_site(self, question: str) -> None:
-        """Record the classes that one site alone annotates, and show the coordinator's question about them.
+        """Record the classes that only one site annotates, and show the question if they are typing errors.
 
         Args:
-            question: Empty if there is no such class, or all are confirmed.
+            question: The question to the coordinator; empty if there is no such class, or all are confirmed.
         """
         if question:
-            self.setting.folder.append_event("classes_of_one_site", classes=self.coordinator.sites.classes_of_one_site)
+            self.run_context.folder.append_event(
+                "classes_of_one_site", classes=self.coordinator.sites.classes_of_one_site
+            )
             self._show_note(question)
 
     def _record_left_out_sites(self, when: int | str) -> None:
-        """Record sites that newly declined to take part or could not be admitted to the run, with the reason.
+        """Record the sites that declined to take part or were left out since the last call, with the reasons.
 
         Args:
             when: Number of the round, or name of the exchange.
@@ -350,28 +380,28 @@ class RunRecorder(RunCallbacks):
         for site, reason in self.coordinator.sites.left_out_sites.items():
             if self._left_out.get(site) != reason:
                 self._left_out[site] = new[site] = reason
-        self.ledger.record_left_out_sites(when, new)
+        self.audit_writer.record_left_out_sites(when, new)
         for site in new.keys() & set(self.coordinator.sites.sites_awaiting_approval):
             del new[site]
-            self.setting.folder.append_event("awaits_approval", round=when, site=site)
+            self.run_context.folder.append_event("awaits_approval", round=when, site=site)
             for watcher in self.watchers:
                 watcher.show_site_awaiting_approval(site)
         for site, reason in new.items():
-            self.setting.folder.append_event("left_out", round=when, site=site, reason=reason)
+            self.run_context.folder.append_event("left_out", round=when, site=site, reason=reason)
             for watcher in self.watchers:
                 watcher.show_left_out_site(site, reason)
 
     def _record_absent_sites(self) -> None:
         """Record the admitted sites that have not answered the roll call."""
         if absent := self.coordinator.sites.absent_sites:
-            self.on_absent_sites("roll call", dict.fromkeys(absent, NO_ANSWER))
+            self.on_absent_sites("roll call", dict.fromkeys(absent, NO_ANSWER_REASON))
             for watcher in self.watchers:
                 watcher.show_absent_sites(absent)
 
     def _record_refused_calls(self) -> None:
-        """Record an event for each newly refused call: the site that called, and the other site if it was about one."""
-        for call in self.setting.refused_calls():
-            self.setting.folder.append_event("refused_call", **call)
+        """Record an event for each call that the SuperLink has refused since this method was last called."""
+        for call in self.run_context.refused_calls():
+            self.run_context.folder.append_event("refused_call", **call)
 
     # ------------------------------------------------------------------ callbacks
 
@@ -383,33 +413,33 @@ class RunRecorder(RunCallbacks):
     def on_late_join(self, server_round: int, site: str) -> None:
         """Record a site that joins after the roll call."""
         sites = self.coordinator.sites
-        self.setting.folder.append_event("joined", round=server_round, site=site, hash=sites.contract.hash)
-        self.ledger.record_enrolment(server_round, site, sites.members[site])
+        self.run_context.folder.append_event("joined", round=server_round, site=site, hash=sites.contract.hash)
+        self.audit_writer.record_enrolment(server_round, site, sites.members[site])
         self._record_site_versions([site])
         for watcher in self.watchers:
             watcher.show_joined_site(server_round, site)
 
     def on_lowered_claims(self, images: Mapping[str, int]) -> None:
-        """Record the sites that claim too many images, and tell people how many count."""
+        """Record the sites that claim too many images, and show the number of images that counts."""
         answers = self.coordinator.sites.answers
         for site, counted in images.items():
             claimed = answers[site].train_samples
-            self.setting.folder.append_event("lowered_claim", site=site, claimed=claimed, counted=counted)
+            self.run_context.folder.append_event("lowered_claim", site=site, claimed=claimed, counted=counted)
             self._show_note(describe_lowered_claim(site, claimed, counted))
 
     def on_uncounted_sites(self, server_round: int, reasons: Mapping[str, str], counting: Collection[str]) -> None:
-        """Record whose statistics have ceased to count, and whose count again."""
+        """Record the sites whose statistics no longer count, and the sites whose statistics count again."""
         for site, reason in reasons.items():
-            self.setting.folder.append_event("uncounted", round=server_round, site=site, reason=reason)
+            self.run_context.folder.append_event("uncounted", round=server_round, site=site, reason=reason)
             self._show_note(f"nothing that {site} states counts until a reply of it is accepted ({reason})")
         for site in counting:
-            self.setting.folder.append_event("counted_again", round=server_round, site=site)
+            self.run_context.folder.append_event("counted_again", round=server_round, site=site)
             self._show_note(f"round {server_round}: what {site} states counts again")
 
     def on_round_repetition(self, server_round: int, sites: Collection[str]) -> None:
         """Record that a round is trained again without the statistics of some sites."""
-        self.setting.folder.append_event("repeated_round", round=server_round, sites=list(sites))
-        self.ledger.audit.append(event="repeated_round", round=server_round, sites=list(sites))
+        self.run_context.folder.append_event("repeated_round", round=server_round, sites=list(sites))
+        self.audit_writer.audit.append(event="repeated_round", round=server_round, sites=list(sites))
         names = join_as_english_list(list(sites))
         self._show_note(f"round {server_round} is done again without the statistics of {names}, which do not count")
 
@@ -418,95 +448,103 @@ class RunRecorder(RunCallbacks):
             watcher.show_note(sentence)
 
     def on_reply(self, arrival: ReplyArrival) -> None:
-        """Record a reply in the audit."""
-        self.ledger.record_reply(arrival)
+        """Record a reply in the audit log."""
+        self.audit_writer.record_reply(arrival)
 
     def on_absent_sites(self, phase: str, absent: Mapping[str, str]) -> None:
-        """Record the sites that missed an exchange."""
-        self.setting.folder.append_absence_events(phase, absent)
-        self.ledger.record_left_out_sites(phase, absent)
+        """Record the sites without a valid reply in an exchange."""
+        self.run_context.folder.append_absence_events(phase, absent)
+        self.audit_writer.record_left_out_sites(phase, absent)
 
     def on_round_end(self, record: RoundRecord, state: FederationState) -> None:
-        """Record a finished round: its line, its audit entry, then its checkpoint."""
+        """Record a finished round: first its line, then its audit entry, then its checkpoint."""
         coordinator = self.coordinator
         learned = coordinator.method.compute_round_figures(coordinator.make_final_round_context())
         self.totals.add_round_to_totals(record, state, learned)
         self._record_left_out_sites(record.round)  # late joiners that declined
-        self.ledger.record_aggregation(record, state, coordinator.sites.contract.hash)
-        judged, sites = make_json_object(coordinator.last_validation), coordinator.sites
-        self.totals.bytes_down, self.totals.bytes_up = sites.bytes_down, sites.bytes_up
-        totals = self.totals.totals_as_json()
-        self.checkpoints.save_checkpoint(Checkpoint(self.setting.run, state, self._experiment_json, totals, judged))
-        self.setting.folder.replace_finished_results()
+        self.audit_writer.record_aggregation(record, state, coordinator.sites.contract.hash)
+        self.totals.bytes_down = coordinator.sites.bytes_down
+        self.totals.bytes_up = coordinator.sites.bytes_up
+        checkpoint = Checkpoint(
+            self.run_context.run,
+            state,
+            self._experiment_json,
+            self.totals.totals_as_json(),
+            make_json_object(coordinator.last_validation),
+        )
+        self.checkpoints.save_checkpoint(checkpoint)
+        self.run_context.folder.replace_finished_results()
         for watcher in self.watchers:
             watcher.show_finished_round(record, state)
         self._record_refused_calls()
 
     def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
         """Record that a site is excluded for the rest of the run."""
-        self.setting.folder.append_event("excluded", round=server_round, site=site, reason=reason)
-        self.ledger.audit.append(event="excluded", round=server_round, site=site, reason=reason)
+        self.run_context.folder.append_event("excluded", round=server_round, site=site, reason=reason)
+        self.audit_writer.audit.append(event="excluded", round=server_round, site=site, reason=reason)
         for watcher in self.watchers:
             watcher.show_excluded_site(server_round, site, reason)
 
-    def on_rollback(self, rolled_back: RollbackEvent) -> FederationState | None:
+    def on_rollback(self, rollback: RollbackEvent) -> FederationState | None:
         """Record a rollback; return the earlier state from its checkpoint, None if that checkpoint is missing."""
         state = self._initial
-        if rolled_back.to:
-            if (checkpoint := self.checkpoints.read_round_checkpoint(rolled_back.to)) is None:
+        if rollback.to:
+            checkpoint = self.checkpoints.read_round_checkpoint(rollback.to)
+            if checkpoint is None:
                 return None
             state = checkpoint.state
-        facts = {"round": rolled_back.collapsed, "to": rolled_back.to, "because": rolled_back.because}
-        self.setting.folder.append_event("rolled_back", **facts)
-        self.ledger.audit.append(event="rolled_back", round=rolled_back.to, because=rolled_back.because)
+        facts = {"round": rollback.collapsed, "to": rollback.to, "because": rollback.because}
+        self.run_context.folder.append_event("rolled_back", **facts)
+        self.audit_writer.audit.append(event="rolled_back", round=rollback.to, because=rollback.because)
         for watcher in self.watchers:
-            watcher.show_rollback(rolled_back)
+            watcher.show_rollback(rollback)
         return state
 
     def on_state_reset(self, state: FederationState) -> FederationValidation:
         """Return to an earlier state: remove the records of later rounds, and make this state the newest checkpoint.
 
         Returns:
-            The latest validation result at that state; an empty one for the initial model or if the state's checkpoint
-                is missing.
+            The latest validation result at that state; an empty result for the initial model, or if the state's
+                checkpoint is missing.
         """
         earlier = self.checkpoints.read_round_checkpoint(state.round) if state.round else None
         totals: Mapping[str, Any] = self._totals_at_start
-        judged = FederationValidation()
+        validation = FederationValidation()
         if earlier is not None:
-            totals, judged = earlier.totals, _VALIDATION.validate_python(earlier.last_validation)
+            totals = earlier.totals
+            validation = _VALIDATION_ADAPTER.validate_python(earlier.last_validation)
         self.totals.restore_totals(totals, state.round)
-        checkpoint = Checkpoint(self.setting.run, state, self._experiment_json, totals, asdict(judged))
+        checkpoint = Checkpoint(self.run_context.run, state, self._experiment_json, totals, asdict(validation))
         self.checkpoints.revert_to_checkpoint(checkpoint)
-        return judged
+        return validation
 
-    # ------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------ end of the run
 
     def record_run_stop(self, reason: str) -> None:
-        """Record why the run stops before its last round."""
+        """Record the reason why the run stops before its last round."""
         self.totals.write_pending_round_line(self.coordinator.last_validation, self.coordinator.state)
         self._record_refused_calls()
-        self.setting.folder.append_event("stopped", reason=reason)
+        self.run_context.folder.append_event("stopped", reason=reason)
 
     def collect_claims(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Return the claims that the finished run supports, for its summary; all rounds must be recorded."""
-        folder = self.setting.folder
+        folder = self.run_context.folder
         folder.replace_finished_results()  # the lines of further rounds are only then in the file
         run = RunFolderContent(folder.path, parse_summary(summary), read_rounds(folder.path))
         return asdict(make_run_claims(run))
 
     def record_run_end(self, summary: Mapping[str, Any]) -> None:
         """Write the receipt and the summary of a finished run."""
-        folder = self.setting.folder
+        folder = self.run_context.folder
         chosen = self.coordinator.result_round
         last = self.coordinator.state.round
         result = {"result_round": chosen if chosen >= 0 else last, "model_sha256": summary["model_sha256"]}
-        self.ledger.audit.append(event="result", **result)
-        if reason := write_run_receipt(self.ledger.audit):
+        self.audit_writer.audit.append(event="result", **result)
+        if reason := write_run_receipt(self.audit_writer.audit):
             folder.append_event("no_receipt", reason=reason)
         self._record_refused_calls()
         folder.write_summary(summary)
-        self.ledger.record_result_file_hashes(folder.path)
+        self.audit_writer.record_result_file_hashes(folder.path)
         folder.append_event("done", model_sha256=summary["model_sha256"])
 
 

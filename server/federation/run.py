@@ -56,45 +56,48 @@ from polyclinic.strategies.registry import build_experiment_strategy
 
 
 def run_federation(
-    grid: Grid, experiment: Experiment, setting: RunContext, watchers: Sequence[SilentRunProgress]
+    grid: Grid, experiment: Experiment, run_context: RunContext, watchers: Sequence[SilentRunProgress]
 ) -> dict[str, Any]:
-    """Run an experiment over ``grid`` and write the run folder; return the summary.
+    """Run an experiment over a Grid, and write the run folder; return the summary.
 
     Args:
+        grid: Reaches the sites, in a simulation or over the network.
+        run_context: Folder, data, devices and callbacks of the run.
         watchers: Displays that show the progress of the run.
 
     Raises:
         RunStopped: If too few sites reply, or the coordinator's own training diverges.
         BadInput: If the sites' labels contradict each other, or the method does not fit them.
     """
-    began = time.monotonic()
-    frozen = build_initial_frozen_part(experiment.model, experiment.run.seed, setting.base)
-    begun = setting.resumed.experiment["model"] if setting.resumed else {}
-    experiment = add_model_file_hashes(experiment, frozen, setting.base, begun)
+    start_time = time.monotonic()
+    frozen = build_initial_frozen_part(experiment.model, experiment.run.seed, run_context.base)
+    model_before = run_context.resumed.experiment["model"] if run_context.resumed else {}
+    experiment = add_model_file_hashes(experiment, frozen, run_context.base, model_before)
     if experiment.planning is not None:
-        experiment = plan_network_of_run(grid, experiment, setting)
-    recorder = RunRecorder(experiment, setting, watchers)
+        experiment = plan_network_of_run(grid, experiment, run_context)
+    recorder = RunRecorder(experiment, run_context, watchers)
     coordinator = make_coordinator(
         build_experiment_strategy(experiment),
         make_hospital_plan(experiment),
         experiment.participation,
-        setting.run,
+        run_context.run,
         callbacks=recorder,
-        registered=setting.registered,
-        claims=setting.claims,
-        processes=setting.processes,
+        registered=run_context.registered,
+        claims=run_context.claims,
+        processes=run_context.processes,
         storage=UpdateStorage(
-            setting.folder.path, MAX_UPDATE_BYTES_IN_MEMORY_OVER_NETWORK if setting.backend == "network" else None
+            run_context.folder.path,
+            MAX_UPDATE_BYTES_IN_MEMORY_OVER_NETWORK if run_context.backend == "network" else None,
         ),
         frozen=frozen,
     )
-    begun_classes = setting.resumed.state.model.head.class_names if setting.resumed else ()
-    coordinator.sites.pixels = _read_begun_pixels(setting)
-    contract = coordinator.sites.call_roll(grid, setting.sites, tuple(begun_classes))
+    classes_before = run_context.resumed.state.model.head.class_names if run_context.resumed else ()
+    coordinator.sites.pixels = _read_pixels_before_resume(run_context)
+    contract = coordinator.sites.call_roll(grid, run_context.sites, tuple(classes_before))
     while True:
         classes = contract.class_names
         pixels = coordinator.sites.pixels
-        setting.folder.append_event(
+        run_context.folder.append_event(
             "roll_call",
             sites=list(contract.sites),
             classes=list(classes),
@@ -102,43 +105,47 @@ def run_federation(
             pixels=pixels and pixels.model_dump(mode="json"),
         )
         keeps_norm = coordinator.method.site.keeps_batch_norm_local
-        # A hospital that adds classes until there are as many as a plug-in's features must not stop the run.
-        is_one_hospitals_word = setting.registered is not None and bool(contract.unique_classes)
-        count = 0 if is_one_hospitals_word else len(classes)
+        # One hospital alone must not stop the run by adding classes until there are as many as a plug-in's features. So
+        # the number is not checked if a class is annotated by one real hospital only.
+        has_class_of_one_hospital = run_context.registered is not None and bool(contract.unique_classes)
+        count = 0 if has_class_of_one_hospital else len(classes)
         raise_faults(find_plugin_network_faults(experiment.model, count, keeps_norm=keeps_norm))
-        network = build_network(experiment.model, classes, experiment.run.seed, setting.base)
-        before, contract = contract, coordinator.fix_run_model_layout(make_model_layout(network))
-        if contract == before:
+        network = build_network(experiment.model, classes, experiment.run.seed, run_context.base)
+        contract_before = contract
+        contract = coordinator.fix_run_model_layout(make_model_layout(network))
+        if contract == contract_before:
             break
-        # Sites that build another network were left out, and their classes with them: build anew.
-    raise_faults(_find_own_pixel_faults(experiment, setting, coordinator))
-    if setting.external is not None:
-        refuse_test_set_without_model_class(setting.external, contract.class_names)
-    if setting.own is not None:
-        coordinator.receive_coordinator_images(setting.own, contract.class_names, setting.device)
+        # Sites that build a different network were left out, and their classes too. Build a network without them.
+    raise_faults(_find_own_pixel_faults(experiment, run_context, coordinator))
+    if run_context.external is not None:
+        refuse_test_set_without_model_class(run_context.external, contract.class_names)
+    if run_context.server_data is not None:
+        coordinator.receive_coordinator_images(run_context.server_data, contract.class_names, run_context.device)
     initial = read_model_state(network)
     recorder.record_warm_start(network.warm_start, pixels)
     recorder.begin_run_recording(coordinator, make_model_layout(network), initial)
-    if setting.resumed is None:
+    if run_context.resumed is None:
         recorder.record_classes_of_one_site(coordinator.sites.ask_about_classes_of_one_site())
     try:
         coordinator.start(grid, make_model_array_record(initial), experiment.run.rounds)
         state = coordinator.state
         if state.round < experiment.run.rounds:
-            setting.folder.append_event("ended_early", round=state.round, best_round=state.best_round)
-        if because := coordinator.reason_for_last_model:
-            setting.folder.append_event("last_model", because=because)
+            run_context.folder.append_event("ended_early", round=state.round, best_round=state.best_round)
+        if reason := coordinator.reason_for_last_model:
+            run_context.folder.append_event("last_model", because=reason)
         recorder.totals.write_pending_round_line(coordinator.last_validation, coordinator.state)
         tested = coordinator.test_result_model(grid)
         sums = unmask_test_histograms(coordinator, select_counting_replies(tested, coordinator))
         tested_classes = sums.keys() | list_tested_classes(tested.accepted.values())
-        learning = _find_class_learning(coordinator, setting, network, tested_classes)
-        outcome = save_and_test_model(network, coordinator, tested, setting, sums, learning)
+        learning = _find_class_learning(coordinator, run_context, network, tested_classes)
+        outcome = save_and_test_model(network, coordinator, tested, run_context, sums, learning)
         benefits = compare_with_local_training(coordinator, initial, tested.accepted, recorder.totals)
     except RunStopped as error:
         recorder.record_run_stop(str(error))
         raise
-    summary = _make_run_summary(experiment, setting, coordinator, outcome, recorder.totals, time.monotonic() - began)
+    summary = _make_run_summary(
+        experiment, run_context, coordinator, outcome, recorder.totals, time.monotonic() - start_time
+    )
     summary["benefit"] = benefits
     summary["start"] = recorder.start
     summary["unlearned"] = learning.unlearned
@@ -148,95 +155,105 @@ def run_federation(
     return summary
 
 
-def _read_positives(member: RunMember, setting: RunContext) -> dict[str, int | None]:
-    """Return class -> number of positive training images of a site, None if it hides the number; empty if unknown."""
+def _read_positives(member: RunMember, run_context: RunContext) -> dict[str, int | None]:
+    """Return class -> number of positive training images of a site, None for a hidden number; empty if unknown."""
     answer = member.answer
     counts = dict(zip(answer.class_names, map(unknown_count_to_none, answer.positives), strict=False))
-    return counts or dict(setting.positives.get(answer.site, {}))
+    return counts or dict(run_context.positives.get(answer.site, {}))
 
 
-def _read_shown_classes(member: RunMember, setting: RunContext) -> dict[str, bool | None]:
-    """Return class -> whether a training image of a site shows it, None if the site hides that; empty if unknown."""
-    counts = _read_positives(member, setting)
+def _read_shown_classes(member: RunMember, run_context: RunContext) -> dict[str, bool | None]:
+    """Return class -> True if a training image of a site shows the class, None if the site hides it.
+
+    The result is empty if it is not known for the site.
+    """
+    counts = _read_positives(member, run_context)
     return member.answer.shown_classes or {name: is_shown(count) for name, count in counts.items()}
 
 
 def _find_class_learning(
-    coordinator: Coordinator, setting: RunContext, network: SplitNetwork, tested_classes: Collection[str]
+    coordinator: Coordinator, run_context: RunContext, network: SplitNetwork, tested_classes: Collection[str]
 ) -> ClassLearning:
-    """Return which classes the run's global model has not learned; none if there is no such model.
+    """Return the classes that the run's global model has not learned; no classes if there is no such model.
 
     Args:
         tested_classes: Classes with a test result, which shows whether the model has learned them.
     """
     if not coordinator.method.site.has_global_model:
         return ClassLearning()
-    contract, members = coordinator.sites.contract, coordinator.sites.members
-    of_site = {site: _read_shown_classes(member, setting) for site, member in members.items()}
+    contract = coordinator.sites.contract
+    members = coordinator.sites.members
+    shown_by_site = {site: _read_shown_classes(member, run_context) for site, member in members.items()}
     shown = {
-        name: {site: of_site[site].get(name) for site in sorted(of_site) if name in contract.sites[site]}
+        name: {site: shown_by_site[site].get(name) for site in sorted(shown_by_site) if name in contract.sites[site]}
         for name in contract.class_names
     }
-    rounds = select_rounds_of_model(setting.folder.read_round_lines(), coordinator.round_chosen_by_validation)
+    rounds = select_rounds_of_model(run_context.folder.read_round_lines(), coordinator.round_chosen_by_validation)
     warm = network.warm_start.taken if network.warm_start else ()
-    has_own_images = setting.own is not None
+    has_own_images = run_context.server_data is not None
     unlearned = find_unlearned_classes(contract.class_names, shown, rounds, warm=warm, has_own_images=has_own_images)
     unknown = find_classes_of_unknown_learning(shown, unlearned, rounds, warm=warm, has_own_images=has_own_images)
     return ClassLearning(unlearned, tuple(name for name in unknown if name not in tested_classes))
 
 
-def _read_begun_pixels(setting: RunContext) -> PixelForm | None:
-    """Return the form of pixels on which the sites of a run that is resumed agreed; None for a new run."""
-    if setting.resumed is None or not setting.resumed.state.round:
+def _read_pixels_before_resume(run_context: RunContext) -> PixelForm | None:
+    """Return the pixel format on which the sites of a resumed run agreed when it began; None for a new run."""
+    if run_context.resumed is None or not run_context.resumed.state.round:
         return None
-    events = [event for event in setting.folder.read_run_events() if event.get("event") == "roll_call"]
+    events = [event for event in run_context.folder.read_run_events() if event.get("event") == "roll_call"]
     forms = [event["pixels"] for event in events if event.get("pixels")]
-    with suppress(ValidationError):  # a file that was edited
+    with suppress(ValidationError):  # the file was edited
         return PixelForm.model_validate(forms[-1]) if forms else None
     return None
 
 
-def _find_own_pixel_faults(experiment: Experiment, setting: RunContext, coordinator: Coordinator) -> list[Fault]:
-    """Return a fault for each key by which the coordinator reads its own images otherwise than the hospitals theirs.
+def _find_own_pixel_faults(experiment: Experiment, run_context: RunContext, coordinator: Coordinator) -> list[Fault]:
+    """Return a fault for each setting of the coordinator's own images that makes pixels unlike the hospitals' pixels.
 
-    A simulation has none: its images are the user's own, and stay as in earlier releases.
+    In a simulation nothing is checked, because all images are the user's own.
     """
-    terms, faults = coordinator.sites.pixel_terms, list[Fault]()
-    if setting.registered is None or terms.begun is None:
+    terms = coordinator.sites.pixel_terms
+    faults = list[Fault]()
+    if run_context.registered is None or terms.begun is None:
         return []
-    server_images = None if setting.own is None else setting.own.train
-    for table, images in {"server_data": server_images, "external_test": setting.external}.items():
+    server_images = None if run_context.server_data is None else run_context.server_data.train
+    for table, images in {"server_data": server_images, "external_test": run_context.external}.items():
         if images is not None and len(images):
-            shape, drops_color = images.stored.shape[1:], images.drops_color
-            form = make_pixel_form(getattr(experiment, table), shape, drops_color=drops_color)
-            faults += find_pixel_faults_of_table(table, form, terms)
+            shape = images.stored.shape[1:]
+            pixel_form = make_pixel_form(getattr(experiment, table), shape, drops_color=images.drops_color)
+            faults += find_pixel_faults_of_table(table, pixel_form, terms)
     return faults
 
 
 def add_model_file_hashes(
-    experiment: Experiment, frozen: FrozenPart | None, base: Path, begun: Mapping[str, Any] = MappingProxyType({})
+    experiment: Experiment,
+    frozen: FrozenPart | None,
+    base: Path,
+    model_before: Mapping[str, Any] = MappingProxyType({}),
 ) -> Experiment:
     """Return the experiment with hashes of its frozen layers and its weights file, so that sites can compare them.
 
     Args:
-        base: Folder in which relative paths start.
-        begun: The table ``[model]`` of the run that is resumed; empty for a new run.
+        frozen: Frozen layers of the model; None if it has none.
+        base: Folder from which relative paths start.
+        model_before: The table ``[model]`` of a resumed run; empty for a new run.
 
     Raises:
-        BadInput: If the hashes are others than the experiment names, or than those of the run that is resumed.
+        BadInput: If a hash differs from that in the experiment, or in the run before it was resumed.
     """
-    model, named = experiment.model, {}
+    model = experiment.model
+    hashes = {}
     if frozen is not None:
-        named["frozen_sha256"] = frozen.sha256
+        hashes["frozen_sha256"] = frozen.sha256
     if model.weights is not None:
         with open_input_file(find_weights_path(base, model.weights)) as file:
-            named["weights_sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
-    for key, sha256 in named.items():
-        expected = getattr(model, key) or begun.get(key)
+            hashes["weights_sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+    for key, sha256 in hashes.items():
+        expected = getattr(model, key) or model_before.get(key)
         if expected not in (None, sha256):
             problem = f"is {expected}, and this model has {sha256}."
             raise BadInput([Fault(f"model.{key}", problem, "The weights file is another one than was meant.")])
-    return experiment.model_copy(update={"model": model.model_copy(update=named)})
+    return experiment.model_copy(update={"model": model.model_copy(update=hashes)})
 
 
 def _make_run_summary(

@@ -1,6 +1,6 @@
-"""The steps of every run, simulated or real: check, open the run folder, track metrics, run, write the report.
+"""The steps of a run, simulated or over the network: check, open the run folder, run the rounds, write the report.
 
-The run is new, or an interrupted run is resumed.
+A new run begins, or an interrupted run is resumed.
 """
 
 import json
@@ -35,7 +35,8 @@ class OpenedRunFolder:
     """A locked run folder, with the run's identifier and starting point.
 
     Attributes:
-        resumed: Checkpoint that the run continues from; None for a new run.
+        run: Identifier of the run.
+        resumed: Checkpoint from which the run continues; None for a new run.
         is_reopened: True if another process began the run in this folder, with or without a checkpoint.
     """
 
@@ -46,17 +47,22 @@ class OpenedRunFolder:
 
 
 def read_begun_experiment(out: Path) -> Mapping[str, Any] | None:
-    """Return the experiment of the run in ``out`` as JSON; None if there is no run that can be resumed."""
+    """Return the experiment of the run in ``out`` as JSON values; None if there is no run that can be resumed."""
     try:
         summary = json.loads((out / "summary.json").read_bytes())
         return dict(summary["experiment"])
-    except (OSError, ValueError, KeyError, TypeError):  # not finished; or damaged, which is refused later
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # the run is not finished, or the file is damaged, which is refused later
         checkpoint, _ = CheckpointFolder(out, durable=False).read_newest_undamaged_checkpoint()
         return None if checkpoint is None else checkpoint.experiment
 
 
 def read_finished_run_summary(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, Any] | None:
-    """Return ``summary.json`` of a run that is finished already, with as many rounds as requested; else None.
+    """Return ``summary.json`` of a finished run with as many rounds as requested; None if rounds are missing.
 
     Raises:
         BadInput: If the file is damaged, or belongs to another experiment or to a run of more rounds.
@@ -71,41 +77,42 @@ def read_finished_run_summary(out: Path, experiment: Experiment, *, resume: bool
         raise BadInput([Fault(str(path), "is damaged or was edited: it is no JSON.", remedy)]) from None
     if isinstance(began := summary.get("experiment"), dict):
         refuse_experiment_changes(began, experiment, out)
-        rounds, wished = began["run"]["rounds"], experiment.run.rounds
-        if rounds > wished:
-            problem = f"is done: a run of {rounds} rounds. The experiment asks for {wished}."
+        rounds = began["run"]["rounds"]
+        requested_rounds = experiment.run.rounds
+        if rounds > requested_rounds:
+            problem = f"is done: a run of {rounds} rounds. The experiment asks for {requested_rounds}."
             raise BadInput([Fault(f"--resume {out}", problem, "Set run.rounds to as many, or more.")])
-        if rounds < wished:
+        if rounds < requested_rounds:
             return None
     return summary
 
 
 @contextmanager
 def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable: bool) -> Iterator[OpenedRunFolder]:
-    """Create or reopen the run folder, and lock it within the context.
+    """Create or reopen the run folder, and lock it in the ``with`` block.
 
     With ``resume``, a run without a checkpoint or without a folder starts from the beginning, so that a supervisor may
-    always pass ``--resume``. The results of a finished run are kept until a further round is completed. A run that was
-    refused before round 1 starts from the beginning too, with or without ``resume``.
+    always pass ``--resume``. A run that was refused before round 1 also starts from the beginning, with or without
+    ``resume``. The results of a finished run are kept until another round is completed.
 
     Args:
-        durable: Whether the files of each round must survive a power failure.
+        durable: True if the files of each round must survive a power failure.
 
     Raises:
         BadInput: If a new folder is not empty, or a folder to resume holds no run, another experiment, or only damaged
             checkpoints.
     """
-    begins = (not resume and not holds_refused_run(out)) or not out.is_dir() or not any(out.iterdir())
-    folder = RunFolder.create_run_folder(out) if begins else RunFolder.reopen_run_folder(out)
+    is_new = (not resume and not holds_refused_run(out)) or not out.is_dir() or not any(out.iterdir())
+    folder = RunFolder.create_run_folder(out) if is_new else RunFolder.reopen_run_folder(out)
     with folder.lock_run_folder():
-        if begins:
+        if is_new:
             folder.append_event("begun")
             with _record_refusal(folder):
                 yield OpenedRunFolder(folder, uuid.uuid4().hex)
             return
         folder.remove_partial_output()
-        checkpoint, broken = CheckpointFolder(out, durable=durable).read_newest_undamaged_checkpoint()
-        for name, problem in broken.items():
+        checkpoint, checkpoint_faults = CheckpointFolder(out, durable=durable).read_newest_undamaged_checkpoint()
+        for name, problem in checkpoint_faults.items():
             folder.append_event("checkpoint_broken", file=name, reason=problem)
         if checkpoint is None:
             if folder.is_run_finished:
@@ -113,7 +120,9 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
                 raise BadInput([Fault(f"--resume {out}", problem, f"To go on, {suggest_new_run(out)}.")])
             where = f"--resume {out}: checkpoints"
             remedy = "Put a copy of checkpoints/ back, or begin the run again with a new --out."
-            raise_faults([Fault(f"{where}/{name}", f"{why.rstrip('.')}.", remedy) for name, why in broken.items()])
+            raise_faults(
+                [Fault(f"{where}/{name}", f"{why.rstrip('.')}.", remedy) for name, why in checkpoint_faults.items()]
+            )
             folder.remove_rounds_after(0)
             folder.append_event("begun_anew")
             with _record_refusal(folder):
@@ -127,13 +136,13 @@ def open_run_folder(out: Path, experiment: Experiment, *, resume: bool, durable:
 
 @contextmanager
 def _record_refusal(folder: RunFolder) -> Iterator[None]:
-    """Record why a run ends within the context before a round, so that the folder says it too."""
+    """Record an event with the reason if the run is refused or stops in the ``with`` block."""
     try:
         yield
     except (BadInput, RunStopped) as error:
         reason = str(error)
         last_event = folder.read_run_events()[-1]
-        if last_event.get("reason") != reason:  # else it is the event of a stop
+        if last_event.get("reason") != reason:  # else the event of the stop has the reason
             folder.append_event("refused", reason=reason)
         raise
 
@@ -149,17 +158,18 @@ def hash_run_data_sets(
         external: The external test images; None without them.
 
     Returns:
-        Table of the experiment (``data``, ``server_data``, ``external_test``) -> hash of the data set, and a dictionary
-            with hashes or counts of its images, pictures, labels, patients and hospitals
-            (:func:`polyclinic.data.base.image_set.hash_dataset_components`). Data sets that are None are left
-            out.
+        Table of the experiment (``data``, ``server_data``, ``external_test``) -> hash of the data set, and hashes or
+            counts of its parts (:func:`polyclinic.data.base.image_set.hash_dataset_components`). Data sets that are
+            None are left out.
     """
-    sets = {
+    image_sets = {
         "data": data and data.parts,
         "server_data": server and server.parts,
         "external_test": external and (external,),
     }
-    return {table: (hash_dataset(*parts), hash_dataset_components(*parts)) for table, parts in sets.items() if parts}
+    return {
+        table: (hash_dataset(*parts), hash_dataset_components(*parts)) for table, parts in image_sets.items() if parts
+    }
 
 
 def record_data_hashes_or_refuse(opening: OpenedRunFolder, data: Mapping[str, tuple[str, dict[str, str]]]) -> None:
@@ -171,24 +181,29 @@ def record_data_hashes_or_refuse(opening: OpenedRunFolder, data: Mapping[str, tu
     Raises:
         BadInput: If a resumed run began with other data; then nothing is recorded.
     """
-    folder, hashes = opening.folder, {table: sha256 for table, (sha256, _) in data.items()}
-    noted, contents = dict[str, str](), dict[str, dict[str, str]]()
+    folder = opening.folder
+    hashes = {table: sha256 for table, (sha256, _) in data.items()}
+    recorded_hashes = dict[str, str]()
+    recorded_contents = dict[str, dict[str, str]]()
     for event in folder.read_run_events():
         if event["event"] == "data_read":
-            noted |= {table: sha256 for table, sha256 in event.items() if table in DATA_TABLES}
-            noted |= {"data": event["sha256"]} if "sha256" in event else {}  # of an earlier release
-            contents |= event.get("contents", {})
-    remedy, faults = "Put the data back, or begin a new run: --out NEW.", list[Fault]()
-    changed = [table for table, sha256 in hashes.items() if noted.get(table, sha256) != sha256]
+            recorded_hashes |= {table: sha256 for table, sha256 in event.items() if table in DATA_TABLES}
+            if "sha256" in event:  # the key of an earlier release
+                recorded_hashes["data"] = event["sha256"]
+            recorded_contents |= event.get("contents", {})
+    remedy = "Put the data back, or begin a new run: --out NEW."
+    faults = list[Fault]()
+    changed = [table for table, sha256 in hashes.items() if recorded_hashes.get(table, sha256) != sha256]
     for table in changed if opening.resumed else ():
-        before, now = contents.get(table), data[table][1]
+        before = recorded_contents.get(table)
+        now = data[table][1]
         problem = "began with other images, labels or patients than the data set has now."
-        if before and "labels by picture" in before:  # an earlier release noted other contents, or none
+        if before and "labels by picture" in before:  # earlier releases recorded other contents, or none
             differences = list[str]()  # "205 images instead of 200", "other labels", "of hospital Ost"
             if now["images"] != before["images"]:
                 differences.append(f"{now['images']} images instead of {before['images']}")
             kinds = [key for key in ("pictures", "labels", "patients") if now[key] != before[key]]
-            if "pictures" not in kinds:  # the same labels or patients, but of other pictures
+            if "pictures" not in kinds:  # the labels or patients may be assigned to other pictures
                 pairs = {key: f"{key} by picture" for key in ("labels", "patients")}
                 kinds = [key for key, pair in pairs.items() if key in kinds or now[pair] != before[pair]]
             differences += [f"other {join_as_english_list(kinds)}"] if kinds else []
@@ -199,15 +214,16 @@ def record_data_hashes_or_refuse(opening: OpenedRunFolder, data: Mapping[str, tu
             problem = f"has changed since the run began: it has {change} now."
         faults.append(Fault(f"--resume {folder.path}: [{table}]", problem, remedy))
     raise_faults(faults)
-    if any(noted.get(table) != sha256 for table, sha256 in hashes.items()):
-        folder.append_event("data_read", **hashes, contents={table: of for table, (_, of) in data.items()})
+    if any(recorded_hashes.get(table) != sha256 for table, sha256 in hashes.items()):
+        contents = {table: components for table, (_, components) in data.items()}
+        folder.append_event("data_read", **hashes, contents=contents)
 
 
 class RunBackend(Protocol):
-    """Where the sites of a run are: on one machine, or in hospitals on the network.
+    """The way in which a run reaches its sites: in a simulation on this machine, or over the network.
 
     Attributes:
-        durable: Whether the files of each round must survive a power failure.
+        durable: True if the files of each round must survive a power failure.
         tell: Function that prints one line for a person.
     """
 
@@ -215,21 +231,21 @@ class RunBackend(Protocol):
     tell: Callable[[str], None]
 
     def load_and_check_data(self, *, resume: bool) -> None:
-        """Load the data, and check data and experiment before anything is written or sent.
+        """Load the data, and check data and experiment before files are written or requests are sent.
 
         Raises:
-            BadInput: With every fault.
+            BadInput: If the data or the experiment have faults; all of them are reported.
         """
 
     def lock_out_other_runs(self) -> AbstractContextManager[object]:
-        """Prevent other runs within the context, if this backend allows only one run at a time."""
+        """Return a context in which no other run can start, if this backend allows only one run at a time."""
 
     def run_all_rounds(self, opening: OpenedRunFolder) -> dict[str, Any]:
-        """Run the rounds and the test; return the summary."""
+        """Run all rounds and the final test; return the summary."""
 
 
 def execute_run(
-    place: RunBackend,
+    backend: RunBackend,
     file: ExperimentFile,
     out: Path,
     *,
@@ -240,24 +256,25 @@ def execute_run(
     """Run an experiment and write its folder ``out``; return the summary.
 
     Args:
-        place: The backend, which reaches the sites: in a simulation or over the network.
+        backend: Reaches the sites, in a simulation or over the network.
         track: Tracking service that receives the metrics in addition to the run folder; None for no service.
         resume: Continue the run in ``out`` from its last checkpoint. For a finished run, return its summary and write
             missing pages.
-        pages: Whether to write report and model card. Drawing the figures may take longer than a small run.
+        pages: True to write report and model card. Drawing the figures may take longer than a small run.
     """
-    if (summary := read_finished_run_summary(out, file.experiment, resume=resume)) is not None:
-        if pages and not (out / "report.html").is_file():  # it was stopped after its summary
+    summary = read_finished_run_summary(out, file.experiment, resume=resume)
+    if summary is not None:
+        if pages and not (out / "report.html").is_file():  # the run was stopped after it had written its summary
             write_run_pages(out)
         return summary
     store = open_mlflow_store(track)
-    place.load_and_check_data(resume=resume)
+    backend.load_and_check_data(resume=resume)
     with (
-        place.lock_out_other_runs(),
-        open_run_folder(out, file.experiment, resume=resume, durable=place.durable) as opening,
+        backend.lock_out_other_runs(),
+        open_run_folder(out, file.experiment, resume=resume, durable=backend.durable) as opening,
     ):
-        with send_metrics_to_trackers(opening.folder, file.experiment, store, place.tell):
-            summary = place.run_all_rounds(opening)
+        with send_metrics_to_trackers(opening.folder, file.experiment, store, backend.tell):
+            summary = backend.run_all_rounds(opening)
         if pages:
             write_run_pages(out)
     return summary
@@ -265,7 +282,8 @@ def execute_run(
 
 def write_run_pages(out: Path) -> None:
     """Write the report and the model card of a finished run."""
-    from polyclinic.server.reporting.model_card import write_model_card  # here: a run need not wait for the pages
+    # Imported here, so that a run does not wait for the import at its start.
+    from polyclinic.server.reporting.model_card import write_model_card
     from polyclinic.server.reporting.run_report import write_run_report
 
     write_run_report(out)

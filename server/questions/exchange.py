@@ -1,6 +1,6 @@
-"""Ask hospitals a question over a Flower ``Grid``, and wait for the answers; no round is begun.
+"""Ask hospitals a question over a Flower ``Grid``, and wait for the answers; no training round begins.
 
-A question is a record of its own, which has a run's name and no plan. The same code asks over the network and in a
+A question is a wire record with a run name and without a training plan. The same code works over the network and in a
 simulation.
 """
 
@@ -24,18 +24,18 @@ OLD_RELEASE = "its release does not know this question: install the coordinator'
 
 
 def make_question_run(kind: str) -> str:
-    """Return a new run's name for a question of this kind."""
+    """Return a new random run name for a question: the kind, such as "count", and 16 hexadecimal digits."""
     return f"{kind}-{secrets.token_hex(8)}"
 
 
 @dataclass(frozen=True)
 class QuestionAnswers(Generic[AnyRecord]):
-    """The hospitals' answers to a question, and why others did not answer.
+    """The hospitals' answers to a question.
 
     Attributes:
         answers: Site -> its answer, in the order of names.
-        silent: Site -> why it has no answer: it is not connected, declines, or does not answer in time.
-        nodes: Site -> its node, for the sites that answered.
+        silent: Site -> reason for its missing answer: it is not connected, declines, or does not answer in time.
+        nodes: Site that answered -> its node id.
     """
 
     answers: Mapping[str, AnyRecord]
@@ -48,9 +48,10 @@ class QuestionExchange:
     """Sends questions to the sites of a Grid.
 
     Attributes:
-        deadline_s: Seconds that the sites have for each answer.
-        registered: Returns node -> name of the sites that may be asked; None in simulation, where names are trusted.
-        versions: Returns node -> wire version to speak with the site; None for the newest.
+        deadline_s: Seconds that a site has for each answer.
+        registered: Returns node id -> name of the sites that may be asked; None in simulation, where the name in an
+            answer is trusted.
+        versions: Returns node id -> wire version of messages to the site; None for the newest version.
     """
 
     grid: Grid
@@ -59,11 +60,11 @@ class QuestionExchange:
     versions: Callable[[], Mapping[int, int]] | None = None
 
     def ask_connected_sites(self, record: Any, kind: str, expected: type[AnyRecord]) -> QuestionAnswers[AnyRecord]:
-        """Ask all connected sites one question; admitted sites that are not connected are named.
+        """Ask all connected sites one question; return their answers, and the reason for each missing answer.
 
         Args:
             record: The question.
-            kind: Type of its message.
+            kind: Flower message type of the question.
             expected: Record class of an answer.
         """
         names = dict(self.registered()) if self.registered else {}
@@ -76,25 +77,33 @@ class QuestionExchange:
             else:
                 silent[names.get(node, f"node {node}")] = OLD_RELEASE
         silent |= {names[node]: f"no answer within {self.deadline_s:.0f} s" for node in asked if node in names}
-        answers, nodes = dict[str, AnyRecord](), dict[str, int]()
+        answers = dict[str, AnyRecord]()
+        nodes = dict[str, int]()
         content = encode_record(record)
         for node, answer, reason in self.exchange_records(dict.fromkeys(asked, content), kind, expected):
             name = names.get(node, f"node {node}")
             if answer is not None:
-                stated = str(getattr(answer, "site", ""))
-                name = name if self.registered else stated
+                if not self.registered:
+                    name = str(getattr(answer, "site", ""))
                 reason = _find_origin_fault(answer, record.run, name)
             if answer is None or reason:
                 silent[name] = reason
                 continue
             silent.pop(name, None)
-            answers[name], nodes[name] = answer, node
+            answers[name] = answer
+            nodes[name] = node
         return QuestionAnswers(dict(sorted(answers.items())), dict(sorted(silent.items())), nodes)
 
     def exchange_records(
         self, contents: Mapping[int, RecordDict], kind: str, expected: type[AnyRecord]
     ) -> Iterator[tuple[int, AnyRecord | None, str]]:
-        """Send each node its content; yield node, record and reason against it for each reply, on arrival."""
+        """Send each node its content; yield (node id, record, fault) for each reply on arrival.
+
+        Args:
+            contents: Node id -> encoded record to send.
+            kind: Flower message type.
+            expected: Record class of a reply. A reply of another class yields None and the fault in words.
+        """
         messages = [
             make_request(content, node, kind, group_id="question", ttl=self.deadline_s)
             for node, content in contents.items()
@@ -109,11 +118,12 @@ class QuestionExchange:
 
 @dataclass
 class MaskedQuestionQueries:
-    """Sends the messages of a masked sum that belongs to a question.
+    """Sends the requests of secure aggregation for the answers to a question.
 
     Attributes:
-        nodes: Site -> its node.
-        absent: Site -> why its answer to the last message does not count.
+        run: Run name of the question.
+        nodes: Site -> its node id.
+        absent: Site -> reason why its answer to the last request is missing or not valid.
     """
 
     exchange: QuestionExchange
@@ -124,7 +134,7 @@ class MaskedQuestionQueries:
     def __call__(
         self, requests: Mapping[str, Record], expected: type[AnyRecord], enough: int
     ) -> Iterator[tuple[str, AnyRecord]]:
-        """Send each site its request; yield site name and answer for each valid answer, on arrival."""
+        """Send each site its request; yield (site, answer) for each valid answer on arrival."""
         stage = STAGE_BY_REQUEST[type(next(iter(requests.values())))]
         names = {self.nodes[site]: site for site in requests}
         self.absent |= dict.fromkeys(requests, f"no reply to {stage.replace('_', ' ')} in time")
@@ -141,7 +151,7 @@ class MaskedQuestionQueries:
 
 
 def _find_origin_fault(answer: Any, run: str, site: str) -> str:
-    """Return why an answer is not this site's answer to this question; empty if it is."""
+    """Return the fault of an answer that names another run or site; empty if the answer is from this run and site."""
     origin = str(getattr(answer, "run", "")), str(getattr(answer, "site", ""))
     if origin == (run, site):
         return ""

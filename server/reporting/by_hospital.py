@@ -1,4 +1,4 @@
-"""Figures of the final test at each hospital, and what the coordinator cannot know about it."""
+"""Metrics of the final test at each hospital, and a sentence on the metrics that hospitals do not disclose."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from polyclinic.common.metrics.calibration import ThresholdDecisions
 from polyclinic.server.runs.reader import RunSummary
 
 MAX_HOSPITALS = 12
-"""Columns of the table of hospitals and classes."""
-NETWORK = "network"
-"""The backend of a run with real hospitals. Simulated sites share test images, so that the page has all figures."""
+"""Greatest number of hospitals in the table of hospitals and classes."""
+NETWORK_BACKEND = "network"
+"""Name of the backend of a run with real hospitals. For simulated sites the page has all metrics anyway."""
 
 HIDDEN_BY_NOISE = (
     "Noise covers what leaves a hospital, so that this page has no figure of any hospital’s test images. "
@@ -27,13 +27,14 @@ HIDDEN_BY_POLICIES = (
 
 @dataclass(frozen=True)
 class HospitalFigures:
-    """The figures of the final test at each hospital: a row a class, a column a hospital.
+    """The metrics of the final test at each hospital: a row for each class, a column for each hospital.
 
     Attributes:
-        rows: Class -> one cell for each site; None where the site does not annotate the class.
-        decisions: Class -> pairs of a site and its decisions; without a site that sent no counts by score.
-        few: Number of positive images below which the page warns of chance; 0 if no cell has fewer.
-        hidden_sites: Number of sites for which the table has no room.
+        sites: The hospitals with a column.
+        rows: Class -> metrics at each site; None for a site that does not annotate the class.
+        decisions: Class -> (site, decisions at the chosen threshold) for each site that sent a score histogram.
+        few: Number of positive images below which the page warns that a metric is uncertain; 0 if no cell has fewer.
+        hidden_sites: Number of sites without a column.
     """
 
     sites: tuple[str, ...]
@@ -44,9 +45,9 @@ class HospitalFigures:
 
 
 def tabulate_hospitals(summary: RunSummary) -> HospitalFigures | None:
-    """Return the figures of each hospital; None in simulation, whose sites share the test images, and without any."""
+    """Return the metrics at each hospital; None in simulation, where sites share test images, and without metrics."""
     tested = {site: result for site, result in summary.per_site.items() if result.per_class}
-    if summary.backend != NETWORK or not tested:
+    if summary.backend != NETWORK_BACKEND or not tested:
         return None
     sites = tuple(tested)[:MAX_HOSPITALS]
     names = [name for name in summary.classes if any(name in tested[site].per_class for site in sites)]
@@ -60,15 +61,15 @@ def tabulate_hospitals(summary: RunSummary) -> HospitalFigures | None:
     return HospitalFigures(
         sites,
         rows,
-        {name: of_sites for name, of_sites in decisions.items() if of_sites},
+        {name: pairs for name, pairs in decisions.items() if pairs},
         MIN_POSITIVES if has_few else 0,
         len(tested) - len(sites),
     )
 
 
 def describe_unknown_figures(summary: RunSummary) -> str:
-    """Return a sentence on the figures that the coordinator cannot know; empty in simulation."""
-    if summary.backend != NETWORK:
+    """Return a sentence on the metrics that the coordinator does not learn from hospitals; empty in simulation."""
+    if summary.backend != NETWORK_BACKEND:
         return ""
     privacy = summary.experiment.get("privacy") or {}
     if privacy.get("secure_aggregation"):

@@ -1,4 +1,4 @@
-"""Show the answers to a count question: tables for the terminal, and a folder with JSON, csv and a page."""
+"""Format hospitals' counts of patients and images: tables for the terminal, and a folder with JSON, csv and a page."""
 
 import csv
 import io
@@ -24,19 +24,22 @@ from polyclinic.common.system.terminal import EscapingConsole, fold_long_words
 from polyclinic.server.counts.pool import Count, CountResult
 from polyclinic.server.reporting.page import write_template_page
 
-POOLED = "all"
-"""Name of the sum over hospitals, in files and tables."""
-MOST_SITE_COLUMNS = 3
-"""Hospitals up to which the terminal has a column for each."""
+POOLED_KEY = "all"
+"""Key of the sum over hospitals in JSON and csv files."""
+MAX_SITE_COLUMNS = 3
+"""Greatest number of hospitals for which the terminal shows a column each."""
 STATE_HEADINGS = {PRESENT: "shown", ABSENT: "not shown", UNKNOWN: "not annotated", ALL: ""}
-NOTE = (
+COUNTS_NOTE = (
     "patients / images. A patient counts once in a table, by the first image. Hidden: of few patients, or needed to "
     "hide another number. At least: a hospital hides its part."
 )
 
 
 def format_patients(count: Count | None) -> str:
-    """Format a number of patients: with its 95 % interval, as a bound, or as hidden; a dash if it does not apply."""
+    """Format a number of patients, such as ``120``, ``at least 120``, ``118 (100–136)`` or ``hidden``.
+
+    For None, which means that the count does not concern the hospital, the result is a dash.
+    """
     if count is None:
         return "–"
     if count.patients is None:
@@ -47,7 +50,7 @@ def format_patients(count: Count | None) -> str:
     return f"{bound}{count.patients:,}"
 
 
-def format_both(count: Count | None) -> str:
+def format_count_cell(count: Count | None) -> str:
     """Format numbers of patients and images, such as ``120 / 300``."""
     patients = format_patients(count)
     return patients if count is None or count.images is None else f"{patients} / {count.images:,}"
@@ -66,37 +69,38 @@ def format_count_result(result: CountResult) -> RenderableType:
     for table in result.tables:
         pieces += [Text(f"\n{TABLE_MENU[table]}"), *_make_terminal_tables(result, table)]
     if result.tables:
-        pieces.append(Text(NOTE, style="dim"))
+        pieces.append(Text(COUNTS_NOTE, style="dim"))
     return Group(*pieces)
 
 
 def _make_terminal_tables(result: CountResult, table: str) -> Iterator[RenderableType]:
-    """Yield the pooled table, and for few hospitals one of the first state by hospital."""
-    lines, states = result.list_lines(table), list_states(table)
+    """Yield a table of pooled counts and, for two or three hospitals, a table of positives by hospital."""
+    lines = result.list_lines(table)
+    states = list_states(table)
     if not lines:
         yield Text("hidden by every hospital that was asked")
         return
     headings = [STATE_HEADINGS[state] or "patients / images" for state in states]
-    columns = list(result.sites) if len(result.sites) <= MOST_SITE_COLUMNS and states == (ALL,) else []
+    columns = list(result.sites) if len(result.sites) <= MAX_SITE_COLUMNS and states == (ALL,) else []
     shown = fold_long_words(Table("", *headings, *columns, width=80))
     for name, value in lines:
         keys = [(table, name, state, value) for state in states]
-        cells = [format_both(result.pool_count(key)) for key in keys]
-        cells += [format_both(result.get_site_count(site, keys[0])) for site in columns]
+        cells = [format_count_cell(result.pool_count(key)) for key in keys]
+        cells += [format_count_cell(result.get_site_count(site, keys[0])) for site in columns]
         shown.add_row(Text(" ".join(filter(None, (name, value)))), *map(Text, cells))
     yield shown
-    if PRESENT not in states or len(result.sites) > MOST_SITE_COLUMNS or len(result.sites) < 2:
+    if PRESENT not in states or len(result.sites) > MAX_SITE_COLUMNS or len(result.sites) < 2:
         return
     by_site = fold_long_words(Table("shown, by hospital", *result.sites, width=80))
     for name, value in lines:
         key = (table, name, PRESENT, value)
-        cells = [format_both(result.get_site_count(site, key)) for site in result.sites]
+        cells = [format_count_cell(result.get_site_count(site, key)) for site in result.sites]
         by_site.add_row(Text(" ".join(filter(None, (name, value)))), *map(Text, cells))
     yield by_site
 
 
 def show_count_result(result: CountResult, console: EscapingConsole, out: Path | None, *, as_json: bool) -> None:
-    """Print the answers, and write their files if ``out`` is given."""
+    """Print the counts; write their files if ``out`` is given."""
     paths = write_count_files(result, out) if out is not None else []
     if as_json:
         print(format_as_json_text(make_counts_json(result)))
@@ -149,7 +153,7 @@ def _make_site_json(result: CountResult, site: str) -> dict[str, Any]:
 def _make_count_json(result: CountResult, key: tuple[str, str, str, str]) -> dict[str, Any]:
     by_site = {site: count for site in result.sites if (count := result.get_site_count(site, key)) is not None}
     hidden = result.masked.hidden.get(key)
-    facts = {POOLED: _describe_count(result.pool_count(key))}
+    facts = {POOLED_KEY: _describe_count(result.pool_count(key))}
     facts["sites"] = {site: _describe_count(count) for site, count in by_site.items()}
     return facts if hidden is None else {**facts, "hidden_under_masks": hidden}
 
@@ -165,12 +169,12 @@ def _describe_count(count: Count) -> dict[str, Any]:
 
 
 def make_counts_csv(result: CountResult) -> str:
-    """Return all counts as csv: a line for each count of each hospital, and of all together."""
+    """Return all counts as csv: a line for each count of each hospital, and for each sum over hospitals."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["site", "table", "class", "state", "value", "patients", "images", "low", "high", "is_bound"])
     for key in _list_keys(result):
-        rows = [(POOLED, result.pool_count(key))]
+        rows = [(POOLED_KEY, result.pool_count(key))]
         rows += [(site, count) for site in result.sites if (count := result.get_site_count(site, key)) is not None]
         for site, count in rows:
             low, high = count.interval or ("", "")
@@ -181,12 +185,12 @@ def make_counts_csv(result: CountResult) -> str:
 
 @dataclass(frozen=True)
 class PageRow:
-    """A line of a table on the page.
+    """A row of a table on the page.
 
     Attributes:
-        name: Class and value, or a hospital.
-        cells: The texts of its cells.
-        is_sum: True for the sum over all hospitals, False for one of them.
+        name: Heading of the row: class and value, or name of a hospital.
+        cells: Texts of the other cells.
+        is_sum: True for the sum over all hospitals, False for one hospital.
     """
 
     name: str
@@ -225,14 +229,15 @@ def _list_headings(table: str) -> list[str]:
 
 
 def _list_page_rows(result: CountResult, table: str) -> list[PageRow]:
-    """Return for each line the sum over all hospitals, and then a line for each hospital."""
-    rows, states = list[PageRow](), list_states(table)
+    """Return the rows of a table: for each class and value, the sum over all hospitals, then each hospital."""
+    rows = list[PageRow]()
+    states = list_states(table)
     for name, value in result.list_lines(table):
         keys = [(table, name, state, value) for state in states]
         title = ", ".join(filter(None, (name, value)))
-        rows.append(PageRow(title, tuple(format_both(result.pool_count(key)) for key in keys), is_sum=True))
+        rows.append(PageRow(title, tuple(format_count_cell(result.pool_count(key)) for key in keys), is_sum=True))
         for site in result.sites:
             counts = [result.get_site_count(site, key) for key in keys]
             if any(count is not None for count in counts):
-                rows.append(PageRow(site, tuple(format_both(count) for count in counts), is_sum=False))
+                rows.append(PageRow(site, tuple(format_count_cell(count) for count in counts), is_sum=False))
     return rows

@@ -12,22 +12,32 @@ from polyclinic.common.system import plain_text
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import format_count
 from polyclinic.server.reporting import run_claims
-from polyclinic.server.reporting.page import SHARED, TEMPLATES
+from polyclinic.server.reporting.page import SHARED_VARIABLES, TEMPLATES_FOLDER
 from polyclinic.server.runs.reader import RunSummary, read_run
 from polyclinic.server.runs.tracking import flatten_settings
 
-CARD = "MODEL_CARD.md"
-SETTINGS = ("run", "method", "model", "training", "augmentation", "evaluation", "participation", "privacy", "pixels")
-"""Parts of the experiment in the card; where the images lie on somebody's machine is left out."""
-UNKNOWN = "unknown"
+MODEL_CARD_FILE = "MODEL_CARD.md"
+CARD_SETTINGS = (
+    "run",
+    "method",
+    "model",
+    "training",
+    "augmentation",
+    "evaluation",
+    "participation",
+    "privacy",
+    "pixels",
+)
+"""Tables of the experiment that the card shows. The table ``[data]`` is left out, because it has paths of a machine."""
+UNKNOWN_TEXT = "unknown"
 
 
 def write_model_card(folder: Path) -> Path | None:
     """Write the model card into a finished run's folder; return None if the run has no global model."""
     if not (folder / DESCRIPTION_FILE).is_file():
         return None
-    write_atomically(folder / CARD, render_model_card(folder).encode())
-    return folder / CARD
+    write_atomically(folder / MODEL_CARD_FILE, render_model_card(folder).encode())
+    return folder / MODEL_CARD_FILE
 
 
 def render_model_card(folder: Path) -> str:
@@ -43,7 +53,7 @@ def render_model_card(folder: Path) -> str:
         problem = f"summary.json is of the model {summary.model_sha256}, {DESCRIPTION_FILE} of {saved.model_sha256}."
         raise BadInput([Fault(str(folder), problem, "A model card needs both of one run.")])
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader(TEMPLATES_FOLDER),
         autoescape=False,  # Markdown, not HTML: see finalize
         finalize=escape_markdown,
         undefined=StrictUndefined,
@@ -51,9 +61,9 @@ def render_model_card(folder: Path) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    settings = flatten_settings({name: summary.experiment.get(name) for name in SETTINGS})
+    settings = flatten_settings({name: summary.experiment.get(name) for name in CARD_SETTINGS})
     return environment.get_template("model_card.md.j2").render(
-        **SHARED,
+        **SHARED_VARIABLES,
         run_claims=run_claims,
         run=run,
         summary=summary,
@@ -70,18 +80,18 @@ def render_model_card(folder: Path) -> str:
 def escape_markdown(value: object) -> str:
     """Escape a text for Markdown, on one line and safe in tables; return ``unknown`` for None."""
     if value is None:
-        return UNKNOWN
+        return UNKNOWN_TEXT
     text = plain_text.escape_unplain_characters(" ".join(str(value).split()))
     return re.sub(r"([\\`*_{}\[\]<>|#~&!$])", r"\\\1", text)
 
 
 def format_positive_image_count(summary: RunSummary, name: str) -> str:
-    """Return the number of positive training images of a class, with a note on sites that hide the number."""
+    """Format the number of positive training images of a class, with a note on sites that hide their number."""
     counts = [site.positives.get(name) for site in summary.sites.values() if name in site.classes]
     visible = [images for images in counts if images is not None]
     if not visible:
-        return UNKNOWN
+        return UNKNOWN_TEXT
     total = format_count(sum(visible))
     if len(visible) == len(counts):
         return total
-    return f"{total} at {len(visible)} of {len(counts)} sites, else {UNKNOWN}"
+    return f"{total} at {len(visible)} of {len(counts)} sites, else {UNKNOWN_TEXT}"

@@ -8,8 +8,8 @@ from polyclinic.common.reporting.page import TEMPLATE_VARIABLES, write_html_page
 from polyclinic.common.system.plain_text import format_count
 from polyclinic.server.runs.reader import RunSummary
 
-TEMPLATES = Path(__file__).parent / "templates"
-GROUP_TITLES = {
+TEMPLATES_FOLDER = Path(__file__).parent / "templates"
+GROUP_TITLES = {  # kind of a group of classes -> its heading
     "shared": "annotated by every site",
     "some": "annotated by some sites",
     "unique": "annotated by one site only",
@@ -18,24 +18,26 @@ GROUP_TITLES = {
 
 
 def write_template_page(
-    template: str, destination: Path, folder: Path = TEMPLATES, *, private: bool = False, **content: object
+    template: str, destination: Path, folder: Path = TEMPLATES_FOLDER, *, private: bool = False, **content: object
 ) -> Path:
-    """Render a template as :func:`write_html_page` does, with the variables :data:`SHARED`; return ``destination``.
+    """Write a page from a template with the variables :data:`SHARED_VARIABLES`; return ``destination``.
 
     Args:
         folder: Folder of the template, which may extend a template of this package.
-        private: Let only the owner read the page.
-        content: Further variables of the template.
+        private: True to let only the owner read the page.
+        content: More variables of the template.
     """
-    return write_html_page(template, destination, (folder, TEMPLATES), private=private, **{**SHARED, **content})
+    return write_html_page(
+        template, destination, (folder, TEMPLATES_FOLDER), private=private, **{**SHARED_VARIABLES, **content}
+    )
 
 
 @dataclass(frozen=True)
 class AnnotatedClassGroup:
-    """The classes that are annotated by every site, by some sites, or by exactly one.
+    """A group of classes that are annotated by every site, by some sites, or by one site.
 
     Attributes:
-        kind: Kind of the group, a key of ``GROUP_TITLES``.
+        kind: Kind of the group, a key of :data:`GROUP_TITLES`.
         classes: Class names, in the order of the run's classes.
     """
 
@@ -44,29 +46,39 @@ class AnnotatedClassGroup:
 
     @property
     def title(self) -> str:
+        """The heading of the group in tables and figures."""
         return GROUP_TITLES[self.kind]
 
 
 def group_classes_by_annotation(summary: RunSummary) -> list[AnnotatedClassGroup]:
-    """Group all classes into shared, partly shared and unique ones; leave out empty groups.
+    """Group all classes by the number of sites that annotate them: every site, some sites, one site.
 
-    The groups come from the test results, because a method that pools all data has only one site.
+    Empty groups are left out. The groups come from the test results, because a method that pools all data has only one
+    site.
     """
-    shared, unique = summary.test.shared_classes.classes, summary.test.unique_classes.classes
-    kinds = {name: "shared" if name in shared else "unique" if name in unique else "some" for name in summary.classes}
+    kinds = dict.fromkeys(summary.classes, "some")
+    kinds |= dict.fromkeys(summary.test.unique_classes.classes, "unique")
+    kinds |= dict.fromkeys(summary.test.shared_classes.classes, "shared")
     groups = {kind: tuple(name for name in summary.classes if kinds[name] == kind) for kind in GROUP_TITLES}
     return [AnnotatedClassGroup(kind, names) for kind, names in groups.items() if names]
 
 
 def format_count_or_bound(value: int | None, smallest: int | None) -> str:
-    """Format a count of a site; if the site's policy hides the count, state the bound that it lies below."""
-    return f"hidden (fewer than {smallest} patients)" if value is None and smallest else format_count(value)
+    """Format a count of a site; for a hidden count, state that it is below the policy's smallest count.
+
+    Args:
+        value: The count; None if hidden or unknown.
+        smallest: Smallest number of patients whose count the site's policy discloses; None without such a limit.
+    """
+    if value is None and smallest:
+        return f"hidden (fewer than {smallest} patients)"
+    return format_count(value)
 
 
 def describe_averaged_classes(test: FinalTestSummary) -> str:
-    """Return which classes the means cover: ``"all classes"``, or ``"4 of 8 classes"`` if others have no AUROC.
+    """Describe the classes that the means cover: ``"all classes"``, or ``"4 of 8 classes"`` if others have no AUROC.
 
-    Of AUROC, classes that too few test images show are left out, too.
+    The mean AUROC also leaves out classes with too few positive test images.
     """
     scored = sum(result.auroc is not None for result in test.per_class.values())
     classes = "all classes" if scored == len(test.per_class) else f"{scored} of {len(test.per_class)} classes"
@@ -76,9 +88,9 @@ def describe_averaged_classes(test: FinalTestSummary) -> str:
     return f"{classes}; of AUROC, the {len(headline.classes)} that {MIN_POSITIVES} test images or more show"
 
 
-SHARED: dict[str, object] = {
+SHARED_VARIABLES: dict[str, object] = {
     **TEMPLATE_VARIABLES,
     "count_or_hidden": format_count_or_bound,
     "classes_averaged": describe_averaged_classes,
 }
-"""Variables of every template of a page or a model card."""
+"""Variables of all templates of pages and of the model card."""

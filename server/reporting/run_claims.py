@@ -28,21 +28,22 @@ from polyclinic.common.system.plain_text import (
 from polyclinic.common.wire.flower_messages import APPROVAL_ERROR_MESSAGE
 from polyclinic.data.base.image_set import describe_skipped_images
 from polyclinic.server.runs.reader import RunFolderContent, RunSummary
-from polyclinic.server.runs.unlearned import NO_POSITIVE, describe_classes_of_unknown_learning
+from polyclinic.server.runs.unlearned import NO_POSITIVE_REASON, describe_classes_of_unknown_learning
 
-CHANCE = 0.5
-RANKED_WELL, DECIDED_BADLY = 0.8, 0.6
-"""AUROC from which, and balanced accuracy up to which, a threshold of 0.5 is said not to fit."""
+CHANCE_AUROC = 0.5
+HIGH_AUROC = 0.8
+LOW_BALANCED_ACCURACY = 0.6
+"""A threshold of 0.5 does not fit a class with at least this AUROC and at most this balanced accuracy."""
 ONE_SCORE_CAUSE = (
     "A usual cause is batch normalisation after few training steps, because its running statistics do not fit the "
     'images yet: model.norm = "group" replaces it. Another is a training.lr that is too high.'
 )
-MOST_NAMED = 8
-"""Names in one sentence; more are counted."""
-WITHHELD_BY_SITE = (
+MAX_NAMES = 8
+"""Greatest number of names in one sentence; a sentence with more names only counts the others."""
+WITHHELD_REASON = (
     "its policy tells no such figures, or for each class too few of its test patients have the finding, or do not"
 )
-STAYED_MASKED = "fewer sites tested it than a sum needs, so its counts stayed masked"
+STAYED_MASKED_REASON = "fewer sites tested it than a sum needs, so its counts stayed masked"
 THRESHOLDS_HEADING = "Thresholds chosen on validation images"
 """Heading of the page's table of thresholds."""
 
@@ -69,7 +70,7 @@ class RunClaims:
 
 
 def make_run_claims(run: RunFolderContent) -> RunClaims:
-    """Return the claims of a run's summary and rounds."""
+    """Return the claims that a run's summary and rounds support."""
     is_auroc = run.summary.test.figure_name == "AUROC"
     mean = run.summary.test.compute_headline_auroc().mean if is_auroc else None
     return RunClaims(
@@ -83,8 +84,9 @@ def make_run_claims(run: RunFolderContent) -> RunClaims:
 
 
 def describe_run_result(run: RunFolderContent) -> str:
-    """Return the result of a run in one sentence, on exactly the classes that were tested."""
-    summary, test = run.summary, run.summary.test
+    """Return the result of a run in one sentence that names the number of tested classes."""
+    summary = run.summary
+    test = summary.test
     model = "" if summary.best_round in (None, summary.rounds) else f" (the model is {describe_tested_model(summary)})"
     training = f"After {format_count_with_noun(summary.rounds, 'round')} with {format_participating_sites(run)}{model}"
     accuracy = describe_sites_drawn_for_test(summary)
@@ -114,16 +116,17 @@ def describe_run_result(run: RunFolderContent) -> str:
 
 
 def is_segmentation_run(summary: RunSummary) -> bool:
-    """Return True if the run's model gives a label for each pixel."""
+    """Return True if the run's model is a segmentation model, which labels each pixel."""
     return is_segmentation(str((summary.experiment.get("model") or {}).get("task", "")))
 
 
 def explain_missing_mean_auroc(summary: RunSummary) -> str:
     """Return why a run has no mean AUROC, as a clause; empty if it has one."""
-    test, every = summary.test, format_count_with_noun(len(summary.classes), "class", "classes")
+    test = summary.test
     if test.main_mean is None:
-        figure = "a Dice" if is_segmentation_run(summary) else "an AUROC"
-        return f"none of {every} has {figure}" + (f": {test.withheld}" if test.withheld else "")
+        classes = format_count_with_noun(len(summary.classes), "class", "classes")
+        metric = "a Dice" if is_segmentation_run(summary) else "an AUROC"
+        return f"none of {classes} has {metric}" + (f": {test.withheld}" if test.withheld else "")
     headline = test.compute_headline_auroc()
     if headline.mean is not None:
         return ""
@@ -133,7 +136,10 @@ def explain_missing_mean_auroc(summary: RunSummary) -> str:
 
 
 def describe_way_to_mean_auroc(summary: RunSummary) -> str:
-    """Return what gives a mean AUROC where too few test images show each class; empty if the run has one."""
+    """Return a remedy for a run without a mean AUROC, because all classes have too few positive test images.
+
+    The result is empty if the run has a mean AUROC.
+    """
     headline = summary.test.compute_headline_auroc()
     if summary.test.main_mean is None or headline.mean is not None:
         return ""
@@ -174,20 +180,21 @@ def describe_external_test(summary: RunSummary) -> str:
 
 
 def describe_tested_model(summary: RunSummary) -> str:
-    """Describe which model was tested: ``"that of round 3"`` or ``"the initial one"``."""
+    """Describe the tested model: ``"that of round 3"``, ``"that of the last round"`` or ``"the initial one"``."""
     if summary.is_initial_model_tested:
         return "the initial one"
     return "that of the last round" if summary.best_round is None else f"that of round {summary.best_round}"
 
 
 def describe_auroc_interval(summary: RunSummary) -> str:
-    """Return the 95 % interval of the mean AUROC, and the sites that it holds for; empty if there is none."""
-    intervals, sampled = summary.test.intervals, summary.test.sampled
+    """Format the 95 % interval of the mean AUROC or Dice, such as ``"95 % interval 0.81–0.87"``; empty without one."""
+    intervals = summary.test.intervals
+    sampled = summary.test.sampled
     segmentation = summary.test.segmentation
     if segmentation is not None and segmentation.interval is not None:
         return f"95 % interval {format_interval(segmentation.interval)}"
     if summary.test.compute_headline_auroc().left_out:
-        return ""  # both are of the mean over all classes
+        return ""  # the intervals below are of the mean over all classes
     if intervals and intervals.mean_auroc:
         return f"95 % interval {format_interval(intervals.mean_auroc)}"
     if sampled and sampled.mean_auroc:
@@ -197,7 +204,7 @@ def describe_auroc_interval(summary: RunSummary) -> str:
 
 
 def describe_sites_drawn_for_test(summary: RunSummary) -> str:
-    """Return a sentence on how many sites tested the model, if they were drawn at random; else empty."""
+    """Return a sentence with the number of sites that tested the model; empty unless they were drawn at random."""
     if summary.drawn_to_test is None:
         return ""
     subject = "On the sites’ own images it was" if summary.test.note == GLOBAL_MODEL_NOTE else "It was"
@@ -213,18 +220,21 @@ def describe_sites_drawn_for_test(summary: RunSummary) -> str:
 
 
 def format_participating_sites(run: RunFolderContent) -> str:
-    """Return how many sites took part in at least one round: ``"3 sites"``, ``"1 of 2 sites"``."""
+    """Format the number of sites that took part in at least one round: ``"3 sites"``, ``"1 of 2 sites"``."""
     active = _list_active_sites(run) & run.summary.sites.keys()
-    every = format_count_with_noun(len(run.summary.sites), "site")
-    return every if len(active) == len(run.summary.sites) or not run.rounds else f"{len(active):,} of {every}"
+    all_sites = format_count_with_noun(len(run.summary.sites), "site")
+    if len(active) == len(run.summary.sites) or not run.rounds:
+        return all_sites
+    return f"{len(active):,} of {all_sites}"
 
 
 def _list_active_sites(run: RunFolderContent) -> set[str]:
+    """Return the sites that took part in at least one round."""
     return {site for line in run.rounds for site in line.sites}
 
 
 def describe_classes_in_mean_auroc(summary: RunSummary) -> str:
-    """Describe the classes in the mean AUROC, and name those left out, with their numbers of positive test images.
+    """Describe the classes in the mean AUROC, and name the other classes with their numbers of positive test images.
 
     Example: ``"3 of 5 classes that 30 test images or more show, without A (12) and B (7)"``.
     """
@@ -238,18 +248,22 @@ def describe_classes_in_mean_auroc(summary: RunSummary) -> str:
 
 
 def describe_averaged_class_count(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
-    """Return how many of these classes the mean AUROC covers: ``"3 of the 5 classes"``, ``"the 5 classes"``.
+    """Format the number of these classes that are in the mean AUROC: ``"3 of the 5 classes"``, ``"the 5 classes"``.
 
     Args:
         article: Text before the number of all classes, such as ``"the "``.
     """
-    counts = len(summary.test.compute_headline_auroc(names).classes)
-    every = format_count_with_noun(len(names), "class", "classes")
-    return f"{article}{every}" if counts == len(names) else f"{counts} of {article}{every}"
+    averaged = len(summary.test.compute_headline_auroc(names).classes)
+    all_classes = format_count_with_noun(len(names), "class", "classes")
+    return f"{article}{all_classes}" if averaged == len(names) else f"{averaged} of {article}{all_classes}"
 
 
 def explain_missing_auroc(result: ClassMetrics | None) -> str:
-    """Return why a class has no AUROC; empty if it has one."""
+    """Return the reason why a class has no AUROC; empty if it has one.
+
+    Args:
+        result: The class's test result; None if the test images have no labels of the class.
+    """
     if result is None:
         return "not among the test set's labels"
     if result.main_figure is not None:
@@ -268,7 +282,7 @@ def explain_missing_auroc(result: ClassMetrics | None) -> str:
 
 
 def explain_untested_class(summary: RunSummary, name: str) -> str:
-    """Return why a class of the run has no test AUROC; empty if it has one."""
+    """Return the reason why a class of a run has no AUROC in the final test; empty if it has one."""
     reason = explain_missing_auroc(summary.test.per_class.get(name))
     owners = set(summary.annotating_sites_by_class.get(name, ()))
     if reason and summary.test.withheld:
@@ -278,7 +292,7 @@ def explain_untested_class(summary: RunSummary, name: str) -> str:
     if not owners & set(list_sites_asked_to_test(summary)):
         return "no site with this class was drawn to test the model"
     if summary.test.note == SUMMED_HISTOGRAMS_NOTE:
-        return reason if summary.test.pooled and name in summary.test.pooled.per_class else STAYED_MASKED
+        return reason if summary.test.pooled and name in summary.test.pooled.per_class else STAYED_MASKED_REASON
     return reason if owners & summary.per_site.keys() else "no site with this class tested the model"
 
 
@@ -288,7 +302,10 @@ def list_sites_asked_to_test(summary: RunSummary) -> tuple[str, ...]:
 
 
 def describe_worst_and_best_site(accuracies: Mapping[str, float]) -> str:
-    """Return the least and the most accurate site: ``"0.7 (north) to 0.9 (south)"``; ties by name."""
+    """Format the accuracies of the worst and the best site: ``"0.7 (north) to 0.9 (south)"``.
+
+    Of sites with equal accuracies, the first by name is shown.
+    """
     ends = (min(sorted(accuracies), key=accuracies.__getitem__), max(sorted(accuracies), key=accuracies.__getitem__))
     return " to ".join(f"{format_number(accuracies[site])} ({site})" for site in ends)
 
@@ -298,21 +315,23 @@ def describe_worst_and_best_site(accuracies: Mapping[str, float]) -> str:
 
 def list_prominent_limitations(run: RunFolderContent) -> list[str]:
     """Return sentences on the limitations that are shown beside the run's result, most severe first."""
-    summary, test = run.summary, run.summary.test
+    summary = run.summary
+    test = summary.test
     harmed = "harmed the model and was left out for the rest of the run"
     limits = [f"{site} {harmed}: {reason}." for site, reason in summary.excluded.items()]
     if summary.is_initial_model_tested:
-        # A full tie counts as no improvement, so the sentence must not say that validation was best there.
+        # A tie counts as no improvement. So the sentence must not say that validation was best before training.
         rounds = format_count_with_noun(summary.rounds, "round")
         before = f"In {rounds} validation did not get better than before training"
         limits.append(f"{before}: all figures are of the initial model, which no site of this run has trained.")
     if gives_all_images_one_score(run):
         limits.append(f"The model gives all test images of every class one score. {ONE_SCORE_CAUSE}")
-    choices = describe_site_benefits(run)
-    if alone := [each.site for each in choices if each.benefit and each.benefit.recommended_training == "alone"]:
-        compared = format_count_with_noun(sum(each.benefit is not None for each in choices), "site")
+    benefits = describe_site_benefits(run)
+    alone = [each.site for each in benefits if each.benefit and each.benefit.recommended_training == "alone"]
+    if alone:
+        compared = format_count_with_noun(sum(each.benefit is not None for each in benefits), "site")
         better = f"{_choose_verb_form(alone, 'is', 'are')} better off alone than with this model"
-        limits.append(f"{len(alone)} of {compared} that compared {better}: {join_first_and_count(alone, MOST_NAMED)}.")
+        limits.append(f"{len(alone)} of {compared} that compared {better}: {join_first_and_count(alone, MAX_NAMES)}.")
     limits += _describe_sites_outside_run(run)
     limits += [*_describe_untested_classes(summary), *_describe_lost_sites_and_classes(run)]
     limits += _describe_counting_statistics(summary)
@@ -327,8 +346,8 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
     limits += [*summary.notes, *_describe_poorly_detected_classes(test)]
     if sentence := describe_way_to_mean_auroc(summary):
         limits.append(sentence)
-    if because := summary.last_model_because:
-        limits.append(f"No best round was chosen by validation: {because}.")
+    if reason := summary.last_model_because:
+        limits.append(f"No best round was chosen by validation: {reason}.")
     if is_last_round_best(summary):
         limits.append(
             f"Validation was best in the last of {summary.rounds:,} rounds: more rounds may give a better model. "
@@ -338,20 +357,20 @@ def list_prominent_limitations(run: RunFolderContent) -> list[str]:
 
 
 def _describe_unlearned_classes(run: RunFolderContent) -> Iterator[str]:
-    """Yield sentences on classes that the model has not learned, or of which nobody knows whether it has."""
+    """Yield sentences on classes that the model has not learned, and on classes of which this is not known."""
     summary = run.summary
-    hidden = names = find_hidden_count_classes(summary)
-    if names:
-        verb = _choose_verb_form(names, "is", "are")
-        few = f"{_quote_names(names)} {verb} annotated only by sites with too few patients to tell a count"
-        rows = _choose_verb_form(names, "this row was", "these rows were")
+    hidden = find_hidden_count_classes(summary)
+    if hidden:
+        verb = _choose_verb_form(hidden, "is", "are")
+        few = f"{_quote_names(hidden)} {verb} annotated only by sites with too few patients to tell a count"
+        rows = _choose_verb_form(hidden, "this row was", "these rows were")
         yield f"{few}: where a site's policy has train_hidden_classes = false, {rows} not trained there."
     closed = [set(line.closed_rows) for line in run.rounds]
     if names := [name for name in summary.classes if closed and all(name in rows for rows in closed)]:
         rows = f"{_choose_verb_form(names, 'its head row', 'their head rows')} stayed masked in every round"
         verb, few = _choose_verb_form(names, "was", "were"), "fewer hospitals than smallest_cohort sent it"
         yield f"{_quote_names(names)} {verb} not learned: {rows}, because {few}."
-    if names := [name for name, reason in summary.unlearned.items() if reason == NO_POSITIVE]:
+    if names := [name for name, reason in summary.unlearned.items() if reason == NO_POSITIVE_REASON]:
         verb, them = _choose_verb_form(names, "was", "were"), _choose_verb_form(names, "it", "them")
         yield f"{_quote_names(names)} {verb} not learned: no training image of the run shows {them}."
     names = [name for name in summary.maybe_unlearned if name not in hidden]
@@ -360,18 +379,19 @@ def _describe_unlearned_classes(run: RunFolderContent) -> Iterator[str]:
 
 
 def _describe_unlike_pixels(summary: RunSummary) -> Iterator[str]:
-    """Yield sentences on images that may have become other pixels than meant."""
+    """Yield sentences on images that may have been converted to pixels in another way than the user meant."""
     if names := summary.pixels.unknown:
         whose = _choose_verb_form(names, "its", "their")
         text = f"did not state how {whose} images become pixels, because of {whose} release"
-        yield f"{join_first_and_count(names, MOST_NAMED)} {text}: nobody compared colour, size and window."
-    form, channels = summary.pixels.form, (summary.experiment.get("model") or {}).get("channels")
-    if form is not None and channels == 3 and not form.color and not form.only_grey:
+        yield f"{join_first_and_count(names, MAX_NAMES)} {text}: nobody compared colour, size and window."
+    pixel_form = summary.pixels.form
+    channels = (summary.experiment.get("model") or {}).get("channels")
+    if pixel_form is not None and channels == 3 and not pixel_form.color and not pixel_form.only_grey:
         yield "Images that have colour were read in grey (color = false), though the network takes colour."
 
 
 def _describe_classes_of_one_site(summary: RunSummary) -> Iterator[str]:
-    """Yield a sentence on classes of one site that may be another site's class in other words."""
+    """Yield a sentence on classes that only one site annotates and that may be synonyms of other sites' classes."""
     if names := summary.classes_of_one_site:
         verb = _choose_verb_form(names, "is", "are")
         statement = _choose_verb_form(names, "it is a class of its own", "they are classes of their own")
@@ -383,7 +403,8 @@ def _describe_classes_of_one_site(summary: RunSummary) -> Iterator[str]:
 
 def list_further_limitations(run: RunFolderContent) -> list[str]:
     """Return sentences on less important limitations, in addition to :func:`list_prominent_limitations`."""
-    summary, test = run.summary, run.summary.test
+    summary = run.summary
+    test = summary.test
     limits = list[str]()
     planned = (summary.experiment.get("run") or {}).get("rounds", 0)
     if summary.rounds < planned:
@@ -393,18 +414,18 @@ def list_further_limitations(run: RunFolderContent) -> list[str]:
     for name in summary.classes:
         positives, negatives = test.get_class_image_counts(name) if name in test.per_class else (None, None)
         if positives is not None and negatives is not None and test.per_class[name].main_figure is not None:
-            what = "test patient" if test.figure_name == "Dice" else "test image"
-            limits += warn_about_few_images(name, positives, negatives, what)
+            unit = "test patient" if test.figure_name == "Dice" else "test image"
+            limits += warn_about_few_images(name, positives, negatives, unit)
     samples = {site: record.validation_samples for site, record in summary.sites.items()}
     few = [f"{site} ({n})" for site, n in samples.items() if n is not None and n < MIN_POSITIVES]
     if few and summary.best_round is not None and not summary.last_model_because:
-        names = list_first_and_count_rest(few, MOST_NAMED)
+        names = list_first_and_count_rest(few, MAX_NAMES)
         limits.append(f"Few validation images chose the tested model: {names}.")
     if summary.drawn_to_test is not None and test.note == GLOBAL_MODEL_NOTE:
-        covered = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
-        if untested := [
-            name for name in summary.classes if name not in covered and summary.annotating_sites_by_class.get(name, ())
-        ]:
+        drawn_classes = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
+        annotated = [name for name in summary.classes if summary.annotating_sites_by_class.get(name, ())]
+        untested = [name for name in annotated if name not in drawn_classes]
+        if untested:
             drawn = f"No site that annotates {_quote_names(untested)} was drawn to test the model"
             limits.append(f"{drawn}: no site’s figures are of it.")
     limits += [*_describe_single_site_classes(run), *_describe_missed_or_clipped_rounds(run)]
@@ -424,15 +445,15 @@ def list_further_limitations(run: RunFolderContent) -> list[str]:
 
 
 def _describe_counting_statistics(summary: RunSummary) -> Iterator[str]:
-    """Yield sentences on whose statements count, if some do not or count for less than they say."""
+    """Yield sentences on sites whose statistics do not count, or whose claimed number of images was lowered."""
     statistics = summary.statistics
     for site, reason in statistics.uncounted.items():
         if site not in summary.excluded:
             yield f"What {site} states has no part in statistics, means or thresholds: {reason}."
     if statistics.uncounted and statistics.counted:
-        names = join_first_and_count(list(statistics.counted), MOST_NAMED)
-        every = format_count_with_noun(len(summary.sites), "site")
-        yield f"The statements of {len(statistics.counted):,} of {every} count: {names}."
+        names = join_first_and_count(list(statistics.counted), MAX_NAMES)
+        all_sites = format_count_with_noun(len(summary.sites), "site")
+        yield f"The statements of {len(statistics.counted):,} of {all_sites} count: {names}."
     for site, claim in statistics.lowered.items():
         yield f"{site} claims {claim.claimed:,} training images, far more than the others: {claim.counted:,} count."
 
@@ -443,15 +464,15 @@ def _describe_untested_classes(summary: RunSummary) -> Iterator[str]:
     for name in summary.classes:
         if reason := explain_untested_class(summary, name):
             by_reason.setdefault(reason, []).append(name)
-    every = format_count_with_noun(len(summary.classes), "class", "classes")
+    all_classes = format_count_with_noun(len(summary.classes), "class", "classes")
     for reason, names in by_reason.items():
         verb = _choose_verb_form(names, "was", "were")
-        yield f"{len(names)} of {every} {verb} not tested: {_quote_names(names)} ({reason})."
+        yield f"{len(names)} of {all_classes} {verb} not tested: {_quote_names(names)} ({reason})."
     sites = list_sites_asked_to_test(summary)
     silent = [site for site in sites if site not in summary.per_site]
     if silent and summary.test.note != GLOBAL_MODEL_NOTE:
-        of_all = format_count_with_noun(len(sites), "site" if summary.drawn_to_test is None else "drawn site")
-        yield f"{len(sites) - len(silent)} of {of_all} tested the model; {_quote_names(silent)} did not."
+        asked = format_count_with_noun(len(sites), "site" if summary.drawn_to_test is None else "drawn site")
+        yield f"{len(sites) - len(silent)} of {asked} tested the model; {_quote_names(silent)} did not."
 
 
 def _describe_sites_outside_run(run: RunFolderContent) -> Iterator[str]:
@@ -470,11 +491,11 @@ def _describe_sites_outside_run(run: RunFolderContent) -> Iterator[str]:
     if names := [site for site, text in earlier.items() if not text]:
         verb, them = _choose_verb_form(names, "is", "are"), _choose_verb_form(names, "it", "them")
         end = without and f"{without} {them}"
-        yield f"{join_first_and_count(names, MOST_NAMED)} {verb} admitted and never answered the roll call{end}."
+        yield f"{join_first_and_count(names, MAX_NAMES)} {verb} admitted and never answered the roll call{end}."
 
 
 def _describe_earlier_rounds(run: RunFolderContent, site: str) -> str:
-    """Return in which round a site took part last, as the end of a clause; empty if it took part in none."""
+    """Return the end of a clause with the last round in which a site took part; empty if it took part in none."""
     rounds = [line.round for line in run.rounds if site in line.sites]
     return f", after it took part last in round {rounds[-1]:,} of {run.summary.rounds:,}" if rounds else ""
 
@@ -482,8 +503,8 @@ def _describe_earlier_rounds(run: RunFolderContent, site: str) -> str:
 def _describe_lost_sites_and_classes(run: RunFolderContent) -> Iterator[str]:
     """Yield sentences on sites absent in the last round, and on classes that were not trained in the last rounds.
 
-    Sites that were excluded as harmful are left out. A class is named if, in the last rounds up to that of the final
-    model, no site that annotates the class took part and at least one such site was absent.
+    Sites that were excluded as harmful are left out. Only rounds up to the round of the final model are considered. A
+    class is named if a site that annotates it was absent after the last round in which such a site took part.
     """
     summary = run.summary
     absent = run.rounds[-1].absent.keys() if run.rounds else set[str]()
@@ -496,12 +517,12 @@ def _describe_lost_sites_and_classes(run: RunFolderContent) -> Iterator[str]:
     if summary.is_initial_model_tested:
         return
     end = summary.best_round or (run.rounds[-1].round if run.rounds else 0)
-    effective = [line for line in run.rounds if line.round <= end]
+    model_rounds = [line for line in run.rounds if line.round <= end]
     by_round: dict[int, list[str]] = {}
     for name in summary.classes:
         owners = set(summary.annotating_sites_by_class.get(name, ()))
-        last = max([line.round for line in effective if owners & set(line.sites)], default=0)
-        if [line for line in effective if line.round > last and owners & line.absent.keys()]:
+        last = max([line.round for line in model_rounds if owners & set(line.sites)], default=0)
+        if [line for line in model_rounds if line.round > last and owners & line.absent.keys()]:
             by_round.setdefault(last, []).append(name)
     for last, names in sorted(by_round.items()):
         if last:
@@ -528,21 +549,21 @@ def _describe_poorly_detected_classes(test: FinalTestSummary) -> Iterator[str]:
         (undetected.below_chance, "detected worse", "lies below"),
     ):
         if classes:
-            verb, interval = (
-                _choose_verb_form(classes, "is", "are"),
-                f"the 95 % interval{images} {where} an AUROC of 0.5",
-            )
+            verb = _choose_verb_form(classes, "is", "are")
+            interval = f"the 95 % interval{images} {where} an AUROC of 0.5"
             yield f"{_quote_names(classes)} {verb} {detected} than by chance: {interval}."
     if names := find_classes_without_sensitivity(test):
         images = f"none of the positive test images of {_quote_names(names)}"
         remedy = describe_chosen_thresholds(names, test)
         yield f"At a threshold of 0.5 the model finds {images} (sensitivity 0).{remedy and f' {remedy}'}"
-    results = test.per_class.items()
-    figures = [
-        (name, each.metric_with_error("auroc"), each.metric_with_error("balanced_accuracy")) for name, each in results
-    ]
-    if names := [n for n, a, b in figures if a and b and a.low >= RANKED_WELL and b.high <= DECIDED_BADLY]:
-        reason = f"balanced accuracy {DECIDED_BADLY} or less at an AUROC of {RANKED_WELL} or more"
+    names = []
+    for name, result in test.per_class.items():
+        auroc = result.metric_with_error("auroc")
+        accuracy = result.metric_with_error("balanced_accuracy")
+        if auroc and accuracy and auroc.low >= HIGH_AUROC and accuracy.high <= LOW_BALANCED_ACCURACY:
+            names.append(name)
+    if names:
+        reason = f"balanced accuracy {LOW_BALANCED_ACCURACY} or less at an AUROC of {HIGH_AUROC} or more"
         remedy = describe_chosen_thresholds(names, test)
         yield f"A threshold of 0.5 does not fit {_quote_names(names)}: {reason}.{remedy and f' {remedy}'}"
 
@@ -552,7 +573,7 @@ def describe_chosen_thresholds(names: Iterable[str], test: FinalTestSummary) -> 
     thresholds = {name: points[0].threshold for name in names if (points := test.operating_points.get(name))}
     if not thresholds:
         return ""
-    listed = list_first_and_count_rest([f"{value:.4g} for “{name}”" for name, value in thresholds.items()], MOST_NAMED)
+    listed = list_first_and_count_rest([f"{value:.4g} for “{name}”" for name, value in thresholds.items()], MAX_NAMES)
     chosen = "Thresholds chosen on validation images are on the run's page"
     return f"{chosen} under “{THRESHOLDS_HEADING}”: {listed}."
 
@@ -579,7 +600,7 @@ class UndetectedClasses:
 
 def find_undetected_classes(test: FinalTestSummary) -> UndetectedClasses:
     """Return the classes that a model detects no better than by chance; a class without an interval is left out."""
-    if test.figure_name != "AUROC":  # no Dice is that of chance
+    if test.figure_name != "AUROC":  # there is no value of Dice that chance gives
         return UndetectedClasses((), ())
     if test.intervals:
         bounds = {name: (*ends, 0.0) for name, ends in test.intervals.per_class.items()}
@@ -589,13 +610,13 @@ def find_undetected_classes(test: FinalTestSummary) -> UndetectedClasses:
             for name, each in (test.pooled.per_class if test.pooled else {}).items()
             if each.interval is not None and each.auroc is not None and each.auroc.error <= MAX_METRIC_ERROR
         }
-    includes = [name for name, (low, high, error) in bounds.items() if low + error <= CHANCE <= high - error]
-    below = [name for name, (_, high, error) in bounds.items() if high + error < CHANCE]
+    includes = [name for name, (low, high, error) in bounds.items() if low + error <= CHANCE_AUROC <= high - error]
+    below = [name for name, (_, high, error) in bounds.items() if high + error < CHANCE_AUROC]
     return UndetectedClasses(tuple(includes), tuple(below))
 
 
 def gives_all_images_one_score(run: RunFolderContent) -> bool:
-    """Return True if the figures are those of a model that scores all test images of a class alike, for every class.
+    """Return True if, by the metrics, the model gives all test images of a class the same score, for every class.
 
     Then the AUROC is exactly 0.5, and the average precision is the share of positive images.
     """
@@ -609,7 +630,8 @@ def gives_all_images_one_score(run: RunFolderContent) -> bool:
 
 
 def _has_figures_of_one_score(metrics: ClassMetrics) -> bool:
-    if metrics.errors or metrics.auroc != CHANCE or metrics.balanced_accuracy != CHANCE:
+    """Return True if a class's metrics are those of equal scores for all images."""
+    if metrics.errors or metrics.auroc != CHANCE_AUROC or metrics.balanced_accuracy != CHANCE_AUROC:
         return False
     if metrics.average_precision is None or metrics.positives is None or not metrics.images:
         return False
@@ -619,13 +641,13 @@ def _has_figures_of_one_score(metrics: ClassMetrics) -> bool:
 def is_last_round_best(summary: RunSummary) -> bool:
     """Return True if validation chose the last of several rounds, so that more rounds may give a better model."""
     by_validation = (summary.experiment.get("evaluation") or {}).get("checkpoint", "best") == "best"
-    # Where every label says the same, the loss falls for ever, and no round ranks better than another.
+    # If all labels are equal, the loss decreases in every round although no round ranks images better than another.
     is_ranked = summary.test.main_mean is not None or bool(summary.test.withheld)
     return by_validation and is_ranked and not summary.last_model_because and 1 < summary.rounds == summary.best_round
 
 
 def _describe_single_site_classes(run: RunFolderContent) -> Iterator[str]:
-    """Yield sentences on classes that only one site annotates, because the model learns that site's way of reading."""
+    """Yield sentences on classes that only one site annotates: the model learns this site's way of reading images."""
     summary = run.summary
     if summary.is_initial_model_tested or len(summary.sites) < 2:
         return
@@ -643,7 +665,7 @@ def _describe_single_site_classes(run: RunFolderContent) -> Iterator[str]:
 
 
 def find_hidden_count_classes(summary: RunSummary) -> list[str]:
-    """Return the classes of which every annotating site hides its number of positive training images.
+    """Return the classes for which every annotating site hides its number of positive training images.
 
     It is not known whether any site trained such a class. Under secure aggregation or differential privacy, the result
     is empty.
@@ -667,16 +689,16 @@ def _describe_missed_or_clipped_rounds(run: RunFolderContent) -> Iterator[str]:
             missed.setdefault(site, []).append(line.round)
         for site, done in line.shortened.items():
             clipped.setdefault(site, []).append((line.round, done))
-    every = format_count_with_noun(run.summary.rounds, "round")
+    all_rounds = format_count_with_noun(run.summary.rounds, "round")
     for site in sorted(missed.keys() - run.summary.excluded.keys()):
-        yield f"{site} was absent in {len(missed[site])} of {every} ({format_rounds(missed[site])})."
+        yield f"{site} was absent in {len(missed[site])} of {all_rounds} ({format_rounds(missed[site])})."
     for site, updates in sorted(clipped.items()):
         last, done = updates[-1]
-        yield f"The update of {site} was too long in {len(updates)} of {every}; in round {last:,} {done}."
+        yield f"The update of {site} was too long in {len(updates)} of {all_rounds}; in round {last:,} {done}."
 
 
 def _quote_names(names: Iterable[str]) -> str:
-    return list_first_and_count_rest([f"“{name}”" for name in names], MOST_NAMED)
+    return list_first_and_count_rest([f"“{name}”" for name in names], MAX_NAMES)
 
 
 def _choose_verb_form(names: Collection[str], singular: str, plural: str) -> str:
@@ -691,6 +713,8 @@ class SiteBenefitSentence:
     """A sentence that compares the run's model with the model that a site trained alone.
 
     Attributes:
+        site: Name of the site.
+        sentence: The sentence.
         benefit: The comparison; None if it was not made or is not disclosed.
     """
 
@@ -704,13 +728,14 @@ def describe_site_benefits(run: RunFolderContent) -> list[SiteBenefitSentence]:
 
     The result is empty if the run did not request the comparison.
     """
-    choices = []
+    benefits = []
     for site, answer in sorted(run.summary.benefit.items()):
         if answer.benefit is not None:
             sentence = format_benefit_sentence(site, answer.benefit, run.summary.sites[site].classes)
         else:
-            compared = f"was not compared with training alone ({answer.reason})"
-            why = compared if answer.reason else f"says nothing ({WITHHELD_BY_SITE})"
-            sentence = f"Whether {site} is better off alone is not known: it {why}."
-        choices.append(SiteBenefitSentence(site, sentence, answer.benefit))
-    return choices
+            reason = f"says nothing ({WITHHELD_REASON})"
+            if answer.reason:
+                reason = f"was not compared with training alone ({answer.reason})"
+            sentence = f"Whether {site} is better off alone is not known: it {reason}."
+        benefits.append(SiteBenefitSentence(site, sentence, answer.benefit))
+    return benefits

@@ -17,8 +17,9 @@ from polyclinic.server.runs.reader import read_run
 from polyclinic.server.runs.tracking import flatten_settings
 
 MAX_SITES = 60
-"""Of more sites, tables show the first and participation is not drawn."""
-MAX_DOTS = 4000
+"""If there are more sites, tables show only the first sites, and participation is not drawn."""
+MAX_PARTICIPATION_DOTS = 4000
+"""Greatest number of sites times rounds with which participation is drawn."""
 
 
 def write_run_report(folder: Path) -> Path:
@@ -27,15 +28,19 @@ def write_run_report(folder: Path) -> Path:
     Raises:
         BadInput: If ``summary.json`` or ``rounds.jsonl`` is missing or invalid.
     """
-    summary = (run := read_run(folder)).summary
-    groups, sites, best = group_classes_by_annotation(summary), list(summary.sites), summary.client_accuracy
+    run = read_run(folder)
+    summary = run.summary
+    groups = group_classes_by_annotation(summary)
+    sites = list(summary.sites)
+    accuracy = summary.client_accuracy
+
     intervals = summary.test.intervals or summary.test.sampled
     aurocs = {name: result.main_figure_with_error for name, result in summary.test.per_class.items()}
-    of_classes = intervals.per_class if intervals else {}
+    class_intervals = intervals.per_class if intervals else {}
     if (segmentation := summary.test.segmentation) is not None:
-        of_classes = {name: each.interval for name, each in segmentation.per_class.items() if each.interval}
-    figure_name = "Dice" if run_claims.is_segmentation_run(summary) else "AUROC"
-    drawn = 0 < len(sites) <= MAX_SITES and 0 < len(sites) * len(run.rounds) <= MAX_DOTS
+        class_intervals = {name: each.interval for name, each in segmentation.per_class.items() if each.interval}
+    metric_name = "Dice" if run_claims.is_segmentation_run(summary) else "AUROC"
+    draws_participation = 0 < len(sites) <= MAX_SITES and 0 < len(sites) * len(run.rounds) <= MAX_PARTICIPATION_DOTS
     prototypes = summary.learned.prototypes
     missed: dict[tuple[str, str], list[int]] = {}  # site, reason -> rounds
     for line in run.rounds:
@@ -53,7 +58,7 @@ def write_run_report(folder: Path) -> Path:
     facts = [f"method {summary.method}", f"data: {images}", f"seed {summary.seed}"]
     facts += [f"ended {summary.ended[:16].replace('T', ' ')} UTC"] if summary.ended else []
     facts += [f"Polyclinic {summary.versions['polyclinic']}"] if "polyclinic" in summary.versions else []
-    # Pictures that somebody asked for may be of patients; those that are shown unasked are of nobody.
+    # Sample images that the experiment requests may be of patients. Sample images by default are never of patients.
     sample_grid = (summary.experiment.get("evaluation") or {}).get("sample_grid")
     return write_template_page(
         "run.html.j2",
@@ -74,17 +79,17 @@ def write_run_report(folder: Path) -> Path:
         facts=facts,
         changed=changed_settings,
         settings=list(flatten_settings(summary.experiment)),
-        curves=run_figures.draw_learning_curves(run.rounds, summary.best_round, figure_name) if run.rounds else "",
-        bars=run_figures.draw_auroc_bars(groups, aurocs, of_classes, figure_name),
-        figure_name=figure_name,
+        curves=run_figures.draw_learning_curves(run.rounds, summary.best_round, metric_name) if run.rounds else "",
+        bars=run_figures.draw_auroc_bars(groups, aurocs, class_intervals, metric_name),
+        figure_name=metric_name,
         quality=make_quality_template_variables(summary.test, groups),
         beside_pooled=compute_means_over_sites(summary.test),
         by_hospital=tabulate_hospitals(summary),
         unknown_figures=describe_unknown_figures(summary),
         of_sums=summary.test.note == SUMMED_HISTOGRAMS_NOTE,
-        participation=run_figures.draw_site_participation(run.rounds, sites) if drawn else "",
-        accuracy_by_round=run_figures.draw_accuracy_by_round(run.rounds, best) if best else "",
-        density=run_figures.draw_accuracy_density(list(best.per_site.values())) if best else "",
+        participation=run_figures.draw_site_participation(run.rounds, sites) if draws_participation else "",
+        accuracy_by_round=run_figures.draw_accuracy_by_round(run.rounds, accuracy) if accuracy else "",
+        density=run_figures.draw_accuracy_density(list(accuracy.per_site.values())) if accuracy else "",
         order=run_figures.draw_model_pass_order(run.rounds, sites),
         prototypes=run_figures.draw_prototype_similarity(prototypes) if prototypes else "",
         difficulty=run_figures.draw_confident_share_by_round(run.rounds),
@@ -94,14 +99,14 @@ def write_run_report(folder: Path) -> Path:
 def compute_means_over_sites(test: FinalTestSummary) -> tuple[float | None, float | None]:
     """Return the mean AUROC and the mean average precision over classes, from each class's mean over sites.
 
-    Only classes that also have a pooled AUROC (of the images of all sites together) count, so that the report can show
-    the two means beside the pooled means. A mean is None if no class has a value.
+    The means are over the classes that also have a pooled AUROC (of the images of all sites together), so that the
+    report can compare them with the pooled means. A mean is None if no class has a value.
     """
     pooled = test.pooled.per_class if test.pooled else {}
-    both = [test.per_class[name] for name, each in pooled.items() if each.auroc is not None and name in test.per_class]
-    return compute_mean_and_sd(each.auroc for each in both)[0], compute_mean_and_sd(
-        each.average_precision for each in both
-    )[0]
+    names = [name for name, each in pooled.items() if each.auroc is not None and name in test.per_class]
+    mean_auroc, _ = compute_mean_and_sd(test.per_class[name].auroc for name in names)
+    mean_precision, _ = compute_mean_and_sd(test.per_class[name].average_precision for name in names)
+    return mean_auroc, mean_precision
 
 
 def make_quality_template_variables(
@@ -120,9 +125,9 @@ def make_quality_template_variables(
         return None
     decisions = quality.decisions if quality else {name: each.decisions for name, each in pooled.items()}
     decisions = {name: decisions[name] for name in calibrations}
-    ranking = quality.curves if quality else {name: each.curve for name, each in pooled.items()}
-    curves = {name: curve for name in order if (curve := ranking.get(name)) is not None}
-    points = {name: chosen for name in order if (chosen := test.operating_points.get(name))}
+    all_curves = quality.curves if quality else {name: each.curve for name, each in pooled.items()}
+    curves = {name: curve for name in order if (curve := all_curves.get(name)) is not None}
+    points = {name: class_points for name in order if (class_points := test.operating_points.get(name))}
     confusion = quality.confusion if quality else None
     return {
         "pooled_only": quality is None,
@@ -139,5 +144,5 @@ def make_quality_template_variables(
         "few": MIN_POSITIVES,
         "chosen_on_few": [name for name, (point, *_) in points.items() if min(point.chosen_on) < MIN_POSITIVES],
         "without_points": [name for name in calibrations if name not in points],
-        "left_out": max(0, len(calibrations) - class_figures.MOST_PANELS),
+        "left_out": max(0, len(calibrations) - class_figures.MAX_PANELS),
     }

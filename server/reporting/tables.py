@@ -17,10 +17,10 @@ from polyclinic.server.reporting.page import group_classes_by_annotation
 from polyclinic.server.reporting.run_claims import describe_run_result, list_prominent_limitations
 from polyclinic.server.runs.reader import RunFolderContent, RunSummary, read_run
 
-SITES_MARKED = 12
-"""Number of sites up to which each has a column; more are counted, because there would be no room."""
-CLASS_SHARE = 4
-"""The column of classes keeps a share of the terminal of one in this number, if the words of classes need it."""
+MAX_SITE_COLUMNS = 12
+"""Greatest number of sites with a column each; if there are more, one column has the number of annotating sites."""
+CLASS_COLUMN_DIVISOR = 4
+"""The column of class names may take up to the terminal's width divided by this number without breaking words."""
 BEST_MARK = "★"
 
 
@@ -35,27 +35,36 @@ def make_class_auroc_table(summaries: Mapping[str, RunSummary]) -> "ClassAurocTa
 
 @dataclass(frozen=True)
 class ClassAurocTable:
-    """A table of classes by sites and runs. Where there is no room for the names of sites or runs, it numbers them."""
+    """A table of classes by sites and runs; if the names of sites or runs are too long, it has numbers or letters."""
 
     summaries: Mapping[str, RunSummary]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
+        """Yield the table with the longest headings that fit, and a legend of numbers and letters."""
         sites = list(next(iter(self.summaries.values())).sites)
         labels = list(self.summaries)
-        # Numbers for sites, letters for runs.
+        # Short headings: numbers for sites, letters for runs.
         site_numbers = [str(number) for number in range(1, len(sites) + 1)]
-        letters = [chr(ord("A") + place % 26) * (1 + place // 26) for place in range(len(labels))]
-        figure = next(iter(self.summaries.values())).test.figure_name
-        letters = letters if len(labels) > 1 else [figure]
-        choices = [(sites, labels), (site_numbers, labels), (sites, letters), (site_numbers, letters), (None, letters)]
-        choices = choices if len(sites) <= SITES_MARKED else [(None, labels), (None, letters)]
+        letters = [chr(ord("A") + index % 26) * (1 + index // 26) for index in range(len(labels))]
+        if len(labels) == 1:
+            letters = [next(iter(self.summaries.values())).test.figure_name]
+        choices: list[tuple[list[str] | None, list[str]]] = [
+            (sites, labels),
+            (site_numbers, labels),
+            (sites, letters),
+            (site_numbers, letters),
+            (None, letters),
+        ]
+        if len(sites) > MAX_SITE_COLUMNS:
+            choices = [(None, labels), (None, letters)]
         for site_headings, run_headings in choices:
             table = self._make_table(site_headings, run_headings)
-            # The words of a class stay whole, up to a width that leaves room for figures.
-            longest = max(cell_len(word) for cell in table.columns[0].cells for word in str(cell).split())
-            table.columns[0].min_width = min(longest, options.max_width // CLASS_SHARE)
-            least = console.measure(table, options=options.update(width=10_000)).minimum
-            if least - longest + table.columns[0].min_width <= options.max_width:
+            # Words of class names are not broken, unless the column would become too wide.
+            longest_word = max(cell_len(word) for cell in table.columns[0].cells for word in str(cell).split())
+            class_width = min(longest_word, options.max_width // CLASS_COLUMN_DIVISOR)
+            table.columns[0].min_width = class_width
+            min_table_width = console.measure(table, options=options.update(width=10_000)).minimum
+            if min_table_width - longest_word + class_width <= options.max_width:
                 break
         yield table
         if site_headings is site_numbers:
@@ -64,10 +73,11 @@ class ClassAurocTable:
             yield Text("Runs: " + ", ".join(map(" ".join, zip(letters, labels, strict=True))))
 
     def _make_table(self, site_headings: Sequence[str] | None, run_headings: Sequence[str]) -> Table:
-        """Return the table.
+        """Return the table with these headings.
 
         Args:
-            site_headings: Headings of a column for each site; None for one column with the number of sites.
+            site_headings: Heading of the column of each site; None for one column with the number of annotating sites.
+            run_headings: Heading of the column of each run.
         """
         first = next(iter(self.summaries.values()))
         table = Table(title=f"{first.test.figure_name} by class", title_justify="left", caption_justify="left")
@@ -98,19 +108,20 @@ class ClassAurocTable:
 def _format_and_mark_best(values: Sequence[ValueWithError | None]) -> list[Text]:
     """Format the values of a table row, and mark the largest with a star.
 
-    Values that are equal as printed are all marked. None is marked if fewer than two values are defined (not None), or
-    if any has an error, as in 0.81 ± 0.02.
+    Values whose texts are equal are all marked. No value is marked if fewer than two values are defined (not None), or
+    if a value has an error, as in 0.81 ± 0.02.
     """
-    printed = [format_value_with_error(value) for value in values]
-    defined = [text for text, value in zip(printed, values, strict=True) if value is not None]
-    exact = not any(value.error for value in values if value is not None)
-    best = max(defined) if len(defined) > 1 and exact else None
-    return [Text(f"{BEST_MARK} {text}", style="bold green") if text == best else Text(text) for text in printed]
+    texts = [format_value_with_error(value) for value in values]
+    defined = [text for text, value in zip(texts, values, strict=True) if value is not None]
+    are_exact = not any(value.error for value in values if value is not None)
+    best = max(defined) if len(defined) > 1 and are_exact else None
+    return [Text(f"{BEST_MARK} {text}", style="bold green") if text == best else Text(text) for text in texts]
 
 
 def format_run_result(run: RunFolderContent) -> Group:
     """Format a finished run for the terminal: a table by class, the result, and its limitations."""
-    table, result = make_class_auroc_table({run.summary.table_label: run.summary}), Text(describe_run_result(run))
+    table = make_class_auroc_table({run.summary.table_label: run.summary})
+    result = Text(describe_run_result(run))
     return Group(table, result, *_format_limitation_lines(list_prominent_limitations(run)))
 
 
@@ -118,8 +129,8 @@ def format_model_limitations(folder: Path, without: Collection[str] = ()) -> Gro
     """Format the limitations of a run's model, for users of the model; empty if the folder holds no run.
 
     Args:
-        folder: Folder of a run, or with a model alone.
-        without: Sentences to leave out, because they were shown before.
+        folder: Folder of a run, or folder with only a model.
+        without: Sentences to leave out, because the user has seen them.
     """
     if is_file(folder / "summary.json"):
         with suppress(BadInput):  # of another version, or edited: the model alone is enough

@@ -1,8 +1,8 @@
-"""The coordinator's audit of a run, ``audit.jsonl``: sites, aggregations, all replies, and why a reply was rejected.
+"""The coordinator's audit log of a run, ``audit.jsonl``: sites, aggregations, and all replies, also rejected ones.
 
-The receipt of the run is made from the audit (format: :mod:`polyclinic.common.security.audit`). With
+The receipt of the run is made from the audit log (format: :mod:`polyclinic.common.security.audit`). With
 ``run.keep_updates``, the folder ``updates/`` also holds the initial model, each site's answer to the roll call and each
-aggregated update, byte for byte as hashed in the audits of coordinator and site.
+aggregated update. Their bytes have the hashes in the audit logs of coordinator and site.
 """
 
 import hashlib
@@ -22,27 +22,29 @@ from polyclinic.common.wire.canonical_bytes import hash_record, iterate_canonica
 from polyclinic.common.wire.codec import count_payload_bytes, encode_record
 from polyclinic.common.wire.records import TrainReply
 from polyclinic.common.wire.versions import write_in_version
-from polyclinic.server.runs.folder import UPDATES
+from polyclinic.server.runs.folder import UPDATES_FOLDER
 from polyclinic.strategies.engine.events import ReplyArrival, RoundRecord, RunStopped
 from polyclinic.strategies.engine.run_member import RunMember
 from polyclinic.strategies.engine.state import FederationState, serialize_federation_state
 
 SITE_FILE_ENDING = ".record"
-FIGURES = ("summary.json", "rounds.jsonl", "model.json")
-"""The files with a run's figures and the description of its model; some methods have no such model."""
-INITIAL = "initial.safetensors"
-ALL_REASONS, SHORTEST_REASON = 8_000, 60
-"""Most characters of all reasons in one line of the audit, and characters that every reason may have at least."""
+RESULT_FILES = ("summary.json", "rounds.jsonl", "model.json")
+"""Files with a run's metrics and the description of its model; a method without a global model has no model.json."""
+INITIAL_STATE_FILE = "initial.safetensors"
+MAX_REASONS_CHARACTERS = 8_000
+"""Greatest number of characters of all reasons together in one line of the audit log."""
+MIN_REASON_CHARACTERS = 60
+"""Number of characters to which a reason is never shortened, even if there are many reasons."""
 
 
 class RunAuditWriter:
-    """Writes the audit of one run.
+    """Writes the audit log of one run.
 
     Attributes:
         layout: Names and shapes of the model's tensors.
-        keep: Whether to keep updates in ``updates/``.
-        durable: Whether to flush each entry to disk.
-        key_of: Returns the public key of an admitted site, as an OpenSSH line; None in simulation.
+        keep: True to keep updates in ``updates/``.
+        durable: True to flush each entry to disk.
+        get_site_key: Returns the public key of an admitted site, as an OpenSSH line; None in simulation.
     """
 
     def __init__(
@@ -52,60 +54,67 @@ class RunAuditWriter:
         *,
         keep: bool,
         durable: bool,
-        key_of: Callable[[str], str] | None = None,
+        get_site_key: Callable[[str], str] | None = None,
     ) -> None:
-        self.layout, self.keep, self.durable, self._key_of = layout, keep, durable, key_of
+        self.layout = layout
+        self.keep = keep
+        self.durable = durable
+        self._get_site_key = get_site_key
         self.audit = AuditLog(run_folder, durable=durable)
-        self._updates = run_folder / UPDATES
+        self._updates = run_folder / UPDATES_FOLDER
 
     def record_run_start(self, initial: FederationState, **facts: Any) -> None:
         """Record the start of a run with its initial model.
 
         Args:
-            facts: Further fields of the audit entry.
+            facts: More fields of the audit entry.
         """
         sha256 = hash_model_state(initial.model, self.layout)
         self.audit.append(event="run", initial_model_sha256=sha256, updates_kept=self.keep, **facts)
         if self.keep:
-            make_private_folder(self._updates)  # an update reveals images
-            write_atomically(self._updates / INITIAL, serialize_federation_state(initial), durable=self.durable)
+            make_private_folder(self._updates)  # images can be reconstructed from an update
+            content = serialize_federation_state(initial)
+            write_atomically(self._updates / INITIAL_STATE_FILE, content, durable=self.durable)
 
     def verify_and_record_resumption(
         self, state: FederationState, plugins: Sequence[Mapping[str, Any]], **facts: Any
     ) -> None:
-        """Compare models and installed plug-ins with the audit, then record that the run resumes from the checkpoint.
+        """Compare models and installed plug-ins with the audit log, then record that the run is resumed.
 
         Args:
             state: State of the checkpoint.
             plugins: Identity (name, version, hash) of each plug-in that the experiment uses, as it is installed now.
-            facts: Further fields of the audit entry.
+            facts: More fields of the audit entry.
 
         Raises:
             RunStopped: If a model of the checkpoint differs from the hash in the audit, or a plug-in has changed.
         """
-        began_with: Any = None
+        plugins_before: Any = None
         hashes: dict[int, Any] = {}  # round -> hash of the model after it; round 0 is the initial model
         for entry in self.audit.read_entries():
             if entry.get("event") == "run":
                 hashes = {0: entry.get("initial_model_sha256")}
-                began_with = entry.get("plugins")
+                plugins_before = entry.get("plugins")
             elif entry.get("event") == "aggregated" and isinstance(number := entry.get("round"), int):
                 hashes[number] = entry.get("model_sha256")
         models = [(state.round, state.model), *([(state.best_round, state.best)] if state.best else [])]
         for number, model in models:
-            # In simulation a power failure may remove an entry, and leave the checkpoint that came after it.
-            lost = number not in hashes and not self.durable and number <= state.round
+            # In simulation, a power failure may remove an entry but not the checkpoint that was written after it.
+            is_entry_lost = number not in hashes and not self.durable and number <= state.round
             try:
                 sha256 = hash_model_state(model, self.layout)
-            except (AssertionError, ValueError):  # not of this layout
+            except (AssertionError, ValueError):  # the model has another layout
                 sha256 = ""
-            if not lost and hashes.get(number) != sha256:
+            if not is_entry_lost and hashes.get(number) != sha256:
                 problem = f"the checkpoint's model after round {number} is not the one that {AUDIT_FILE} has noted:"
                 remedy = (
                     f"one of them was changed. Put copies of {AUDIT_FILE} and checkpoints/ back, or take a new --out."
                 )
                 raise RunStopped(f"resume: {problem} {remedy}")
-        if isinstance(began_with, list) and (changed := [plugin for plugin in plugins if plugin not in began_with]):
+        changed = list[Mapping[str, Any]]()
+        if isinstance(plugins_before, list):
+            changed = [plugin for plugin in plugins if plugin not in plugins_before]
+        if changed:
             names = ", ".join(f'{plugin["group"]} "{plugin["name"]}"' for plugin in changed)
             problem = f"the code or version of {names} is not the one that the run began with."
             raise RunStopped(f"resume: {problem} Install that again, or begin a new run: --out NEW.")
@@ -121,8 +130,8 @@ class RunAuditWriter:
             "sha256": sha256,
             "bytes": count_payload_bytes(content),
         }
-        if self._key_of is not None:
-            facts |= {"public_key": self._key_of(site), **_make_signature_fields(member.signed)}
+        if self._get_site_key is not None:
+            facts |= {"public_key": self._get_site_key(site), **_make_signature_fields(member.signed)}
         self.audit.append(event="enrolled", round=server_round, site=site, **facts)
         if self.keep:
             self._store_update_file("roll-call", site, content)
@@ -144,16 +153,15 @@ class RunAuditWriter:
             facts["reason"] = arrival.reason
         if (content := arrival.content) is not None:
             facts |= {"bytes": count_payload_bytes(content), "sha256": hash_record(content)}
-            if self._key_of is not None:
+            if self._get_site_key is not None:
                 facts |= _make_signature_fields(read_signature_or_none(content))
-        about = {"round": arrival.round, "site": arrival.site, "record": arrival.record}
-        counts = self.keep and not arrival.reason and arrival.round > 0
-        if counts and content is not None and arrival.record == TrainReply.__name__:
+        is_kept = self.keep and not arrival.reason and arrival.round > 0
+        if is_kept and content is not None and arrival.record == TrainReply.__name__:
             self._store_update_file(name_round_updates_folder(arrival.round), arrival.site, content)
-        self.audit.append(event="received", **about, **facts)
+        self.audit.append(event="received", round=arrival.round, site=arrival.site, record=arrival.record, **facts)
 
     def record_reply_before_resume(self, arrival: ReplyArrival) -> None:
-        """Record a reply that arrived while the run was interrupted, unless the audit contains it already."""
+        """Record a reply that arrived while the run was interrupted, unless the audit log contains the reply."""
         signed = arrival.content and read_signature_or_none(arrival.content)
         if signed and all(entry.get("signature") != signed.signature for entry in self.audit.read_entries()):
             self.record_reply(arrival)
@@ -177,8 +185,8 @@ class RunAuditWriter:
 
     def record_result_file_hashes(self, folder: Path) -> None:
         """Record the hashes of the files with the run's metrics, so that later changes are detected."""
-        there = [name for name in FIGURES if (folder / name).is_file()]
-        hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in there}
+        names = [name for name in RESULT_FILES if (folder / name).is_file()]
+        hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
         self.audit.append(event="figures", sha256=hashes)
 
     def _store_update_file(self, folder: str, site: str, content: RecordDict) -> None:
@@ -193,9 +201,10 @@ def _make_signature_fields(signed: SignedStatement | None) -> dict[str, Any]:
 
 
 def shorten_absence_reasons(absent: Mapping[str, str]) -> dict[str, str]:
-    """Shorten the reasons of all sites to fit into one audit line; the complete reasons have lines of their own."""
-    most = max(SHORTEST_REASON, min(MAX_REASON_CHARACTERS, ALL_REASONS // max(len(absent), 1)))
-    return {site: make_printable_line(reason, most) for site, reason in absent.items()}
+    """Shorten the reasons of all sites so that they fit into one audit entry; other entries have the whole reasons."""
+    share = MAX_REASONS_CHARACTERS // max(len(absent), 1)
+    limit = max(MIN_REASON_CHARACTERS, min(MAX_REASON_CHARACTERS, share))
+    return {site: make_printable_line(reason, limit) for site, reason in absent.items()}
 
 
 def name_round_updates_folder(server_round: int) -> str:

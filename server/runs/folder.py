@@ -26,17 +26,18 @@ from polyclinic.server.runs.live_status import SIGNED_OFF
 from polyclinic.server.runs.reader import RoundFileLine, parse_round_lines, read_rounds
 from polyclinic.server.runs.tracking import MetricsTracker, extract_final_test_scalars, extract_round_scalars
 
-RECEIPT, SUMMARY = "receipt.json", "summary.json"
-UPDATES = "updates"
-DEMO_MARK = "demo.txt"
-"""File in the folder of a demo, which the next demo may remove."""
+RECEIPT_FILE = "receipt.json"
+SUMMARY_FILE = "summary.json"
+UPDATES_FOLDER = "updates"
+DEMO_MARK_FILE = "demo.txt"
+"""File that marks the folder of a demo, which the next demo may remove."""
 
 
 def find_new_run_folder_faults(path: Path) -> list[Fault]:
     """Return a fault if no new run can be written to this folder."""
     if holds_refused_run(path):
         return []
-    has_run = os.path.isfile(path / "events.jsonl")  # no error where the folder cannot be looked into
+    has_run = os.path.isfile(path / "events.jsonl")  # unlike Path.is_file, no error for an unreadable folder
     go_on = " To go on with the run in it: --resume." if has_run else ""
     return find_output_folder_faults(path, f"Name another folder, or remove this one.{go_on}")
 
@@ -44,7 +45,7 @@ def find_new_run_folder_faults(path: Path) -> list[Fault]:
 def holds_refused_run(path: Path) -> bool:
     """Return True if a folder holds a run that was refused before round 1, so that the same command may try again."""
     if not (path / "events.jsonl").is_file() or any(
-        (path / name).exists() for name in (SUMMARY, "rounds.jsonl", "checkpoints", "model.safetensors")
+        (path / name).exists() for name in (SUMMARY_FILE, "rounds.jsonl", "checkpoints", "model.safetensors")
     ):
         return False
     lines = (path / "events.jsonl").read_bytes().splitlines()
@@ -58,10 +59,11 @@ def find_resumed_run_folder_faults(path: Path) -> list[Fault]:
     if not path.is_dir():
         return find_new_run_folder_faults(path)
     try:
-        holds_another = any(path.iterdir()) and not any((path / name).is_file() for name in ("events.jsonl", SUMMARY))
+        is_run_folder = any((path / name).is_file() for name in ("events.jsonl", SUMMARY_FILE))
+        holds_other_files = any(path.iterdir()) and not is_run_folder
     except OSError as error:
         return [Fault(f"--resume {path}", f"cannot be looked into: {error.strerror}.", "Name another folder.")]
-    return [_make_no_run_fault(path)] if holds_another else []
+    return [_make_no_run_fault(path)] if holds_other_files else []
 
 
 def _make_no_run_fault(path: Path) -> Fault:
@@ -71,10 +73,11 @@ def _make_no_run_fault(path: Path) -> Fault:
 def find_demo_folder_faults(path: Path) -> list[Fault]:
     """Return a fault if no demo can be written to this folder: only an earlier demo may be replaced."""
     try:
-        free = not path.exists() or (path / DEMO_MARK).is_file() or (path.is_dir() and not any(path.iterdir()))
+        is_empty = path.is_dir() and not any(path.iterdir())
+        is_usable = not path.exists() or (path / DEMO_MARK_FILE).is_file() or is_empty
     except OSError as error:
         return [Fault(f"--out {path}", f"cannot be looked into: {error.strerror}.", "Name another folder.")]
-    return [] if free else [Fault(f"--out {path}", "holds something that no demo wrote.", "Name another folder.")]
+    return [] if is_usable else [Fault(f"--out {path}", "holds something that no demo wrote.", "Name another folder.")]
 
 
 def find_receipt_path_faults(path: Path) -> list[Fault]:
@@ -83,39 +86,43 @@ def find_receipt_path_faults(path: Path) -> list[Fault]:
     The verification itself reports a missing or damaged receipt beside an audit.
     """
     if path.is_dir():
-        if (path / RECEIPT).is_file() or list_audit_files(path):
+        if (path / RECEIPT_FILE).is_file() or list_audit_files(path):
             return []
-        return [Fault(str(path), "holds no run that is done.", f"Name the {RECEIPT} of a run, or the run's folder.")]
+        remedy = f"Name the {RECEIPT_FILE} of a run, or the run's folder."
+        return [Fault(str(path), "holds no run that is done.", remedy)]
     if not is_file(path):
         return [make_missing_input_fault(path)]
     try:
-        begins = path.read_bytes().lstrip()
+        content = path.read_bytes().lstrip()
     except OSError as error:
         return [Fault(str(path), f"cannot be read: {error.strerror}.")]
-    if (path.name == RECEIPT and list_audit_files(path.parent)) or (begins.startswith(b"{") and b'"audit"' in begins):
+    has_audit = path.name == RECEIPT_FILE and list_audit_files(path.parent)
+    is_json_with_audit = content.startswith(b"{") and b'"audit"' in content
+    if has_audit or is_json_with_audit:
         return []
-    return [Fault(str(path), "is no receipt of a run.", f"Name the {RECEIPT} of a run, or the run's folder.")]
+    return [Fault(str(path), "is no receipt of a run.", f"Name the {RECEIPT_FILE} of a run, or the run's folder.")]
 
 
 class RunFolder:
-    """Writes the files of one run; never overwrites those of another run.
+    """Writes the files of one run; it never overwrites files of another run.
 
     Attributes:
-        trackers: Receive the metrics of every round and of the final test.
+        trackers: Receivers of the metrics of every round and of the final test.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.trackers: list[MetricsTracker] = []
-        self._stopped: dict[str, str] = {}  # site -> the reason of its last event
-        self._unwritten_rounds: list[bytes] | None = None  # for rounds.jsonl, while the results of a done run remain
+        self._stopped: dict[str, str] = {}  # site that has signed off -> reason of its last absence event
+        # Lines for rounds.jsonl that wait until the results of a finished run may be replaced; None if none wait.
+        self._unwritten_rounds: list[bytes] | None = None
 
     @classmethod
     def create_run_folder(cls, path: Path) -> "RunFolder":
-        """Create the folder of a new run, for this account only.
+        """Create the folder of a new run, readable only by this account.
 
-        A run may be of patients: its events, summary and report name files that could not be read, and the sites'
-        folders hold their models. A folder that exists keeps its mode, because somebody chose it.
+        A run's files may be confidential: events, summary and report name files that could not be read, and folders of
+        sites hold their models. An existing folder keeps its mode, because a person chose it.
 
         Raises:
             BadInput: If the folder is not empty or cannot be created.
@@ -140,7 +147,7 @@ class RunFolder:
         return cls(path)
 
     def remove_partial_output(self) -> None:
-        """Remove incomplete files and an incomplete last line that a killed run left; the folder must be locked."""
+        """Remove incomplete files of a killed run, and an incomplete last event. The folder must be locked."""
         remove_temporary_files(self.path, below=True)
         events = self.path / "events.jsonl"
         if (content := events.read_bytes()) and not content.endswith(b"\n"):
@@ -149,29 +156,31 @@ class RunFolder:
     @property
     def is_run_finished(self) -> bool:
         """True if the run is finished: the folder has a summary."""
-        return (self.path / SUMMARY).is_file()
+        return (self.path / SUMMARY_FILE).is_file()
 
     def replace_finished_results(self) -> None:
-        """Remove summary and pages of a finished run that has done a further round, and write its new rounds.
+        """Remove summary and pages of a finished run that has completed another round, and write its new rounds.
 
-        Until then all files of the finished run stay as they are, because the continuation may be refused or killed.
-        Do nothing for other runs.
+        Before that, all files of the finished run are kept, because its continuation may be refused or killed. Do
+        nothing for other runs.
         """
-        for name in (SUMMARY, "report.html", "MODEL_CARD.md") if self._unwritten_rounds is not None else ():
+        if self._unwritten_rounds is None:
+            return
+        for name in (SUMMARY_FILE, "report.html", "MODEL_CARD.md"):
             (self.path / name).unlink(missing_ok=True)
-        if self._unwritten_rounds is not None:
-            write_atomically(self.path / "rounds.jsonl", b"".join(self._unwritten_rounds))
-            self._unwritten_rounds = None
+        write_atomically(self.path / "rounds.jsonl", b"".join(self._unwritten_rounds))
+        self._unwritten_rounds = None
 
     @contextlib.contextmanager
     def lock_run_folder(self) -> Iterator[None]:
-        """Lock the folder within the context, so that only one process writes to it.
+        """Lock the folder in the ``with`` block, so that only one process writes to it.
 
         Raises:
             BadInput: If another process holds the lock.
         """
         descriptor = os.open(self.path, os.O_RDONLY)
-        problem, remedy = "another run is at work in this folder.", "Wait for its end, or name another folder."
+        problem = "another run is at work in this folder."
+        remedy = "Wait for its end, or name another folder."
         try:
             lock_file(descriptor, Fault(f"--out {self.path}", problem, remedy))
             yield
@@ -186,15 +195,16 @@ class RunFolder:
         Raises:
             BadInput: If a line is not a round's line.
         """
-        path, lines = self.path / "rounds.jsonl", self._unwritten_rounds
+        path = self.path / "rounds.jsonl"
+        lines = self._unwritten_rounds
         if lines is None:
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        whole = [line for line in lines if line.endswith(b"\n")]
+        complete_lines = [line for line in lines if line.endswith(b"\n")]
         try:
-            remaining = [line for line in whole if json.loads(line)["round"] <= last]
+            remaining = [line for line in complete_lines if json.loads(line)["round"] <= last]
         except (ValueError, LookupError, TypeError):
-            problem, remedy = "was edited or damaged: a line is not that of a round.", "Put a copy of it back."
-            raise BadInput([Fault(str(path), problem, remedy)]) from None
+            problem = "was edited or damaged: a line is not that of a round."
+            raise BadInput([Fault(str(path), problem, "Put a copy of it back.")]) from None
         if self.is_run_finished:
             self._unwritten_rounds = remaining
         elif remaining != lines:
@@ -212,7 +222,7 @@ class RunFolder:
         self._send_scalars_to_trackers(extract_round_scalars(line), line["round"])
 
     def read_round_lines(self) -> tuple[RoundFileLine, ...]:
-        """Return the lines of all rounds so far, also those of a finished run's further rounds."""
+        """Return the lines of all rounds so far, also of rounds that are not written to the file yet."""
         if self._unwritten_rounds is None:
             return read_rounds(self.path)
         return parse_round_lines(self.path / "rounds.jsonl", b"".join(self._unwritten_rounds).decode())
@@ -226,7 +236,7 @@ class RunFolder:
         """Return all events so far, oldest first."""
         return [json.loads(line) for line in (self.path / "events.jsonl").read_bytes().splitlines()]
 
-    def append_absence_events(self, when: int | str, absent: Mapping[str, str], here: Collection[str] = ()) -> None:
+    def append_absence_events(self, when: int | str, absent: Mapping[str, str], present: Collection[str] = ()) -> None:
         """Append an event for each site that missed a round or another exchange.
 
         A site that has signed off gets only one event, until it takes part or signs off again.
@@ -234,9 +244,9 @@ class RunFolder:
         Args:
             when: Number of the round, or name of the exchange.
             absent: Site -> reason for its absence.
-            here: Sites that took part.
+            present: Sites that took part.
         """
-        for site in here:
+        for site in present:
             self._stopped.pop(site, None)
         for site, reason in absent.items():
             if self._stopped.get(site) == reason:
@@ -249,7 +259,7 @@ class RunFolder:
         """Write ``summary.json`` of a run that ended, and send the test figures to the trackers."""
         self.replace_finished_results()  # no further round was needed
         text = format_as_json_text(summary, indent=1) + "\n"
-        write_atomically(self.path / SUMMARY, text.encode())
+        write_atomically(self.path / SUMMARY_FILE, text.encode())
         self._send_scalars_to_trackers(extract_final_test_scalars(summary), summary["rounds"])
 
     def _send_scalars_to_trackers(self, values: Mapping[str, float], step: int) -> None:

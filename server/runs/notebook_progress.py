@@ -1,4 +1,4 @@
-"""Show progress in a notebook: one output of the cell, which is replaced as the work goes on."""
+"""Show progress in a notebook, in one output of the cell that is updated."""
 
 import importlib
 import time
@@ -15,34 +15,36 @@ from polyclinic.server.runs.progress import (
 from polyclinic.strategies.engine.events import RoundRecord
 from polyclinic.strategies.engine.state import FederationState
 
-SHORTEST_PAUSE_S = 0.3
-"""Least time between two updates of the output."""
+MIN_UPDATE_INTERVAL_S = 0.3
+"""Shortest time between two updates of the output."""
 
 
 class NotebookBar:
-    """A bar with text in the output of a notebook's cell.
+    """A progress bar with text in the output of a notebook's cell.
 
-    It uses the display of IPython, which every kernel has, and no widgets: a saved notebook shows the last state.
+    It uses the display of IPython, which every kernel has, and no widgets. So a saved notebook shows the last state.
     """
 
     def __init__(self) -> None:
         self._handle: Any = None
-        self._shown = 0.0
+        self._last_update = 0.0
 
     def show_bar(self, done: int, total: int, title: str, details: Sequence[str], *, now: bool = False) -> None:
-        """Show how much is done, a title, and lines of details below it.
+        """Show a bar, a title, and lines of details below it.
 
         Args:
-            now: Show it even if the last update was a moment ago.
+            done: Number of completed steps.
+            total: Number of all steps.
+            now: True to update the output even if the last update was less than :data:`MIN_UPDATE_INTERVAL_S` ago.
         """
-        if not now and time.monotonic() - self._shown < SHORTEST_PAUSE_S:
+        if not now and time.monotonic() - self._last_update < MIN_UPDATE_INTERVAL_S:
             return
-        self._shown = time.monotonic()
+        self._last_update = time.monotonic()
         bar = f'<progress value="{done}" max="{max(total, 1)}" style="width: 16em"></progress>'
         lines = "".join(f"<br><small>{escape(line)}</small>" for line in details)
         bundle = {"text/html": f"{bar} {escape(title)}{lines}", "text/plain": "\n".join([title, *details])}
         if self._handle is None:
-            # Only a kernel has IPython, and only in a kernel is this class used.
+            # Imported here, because only notebook kernels have IPython.
             self._handle = importlib.import_module("IPython.display").display(bundle, raw=True, display_id=True)
         else:
             self._handle.update(bundle, raw=True)
@@ -54,7 +56,7 @@ class NotebookRunProgress(SilentRunProgress):
     def __init__(self, title: str) -> None:
         super().__init__(title)
         self._bar = NotebookBar()
-        self._opened = time.monotonic()
+        self._start_time = time.monotonic()
 
     def show_note(self, sentence: str) -> None:
         print(sentence)
@@ -68,17 +70,15 @@ class NotebookRunProgress(SilentRunProgress):
         self._show(["  ".join(format_round_facts(record, self.figure))])
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        """Show the last state: how long it took, or that it stopped."""
+        """Show the duration of the run, and that it is done or has stopped."""
         self._show(["done" if kind is None else "stopped"], ended=True)
 
     def _show(self, details: Sequence[str], *, ended: bool = False) -> None:
-        passed = format_hours_minutes_seconds(time.monotonic() - self._opened)
+        elapsed = format_hours_minutes_seconds(time.monotonic() - self._start_time)
         remaining = ""
         if not ended and self.seconds_left is not None:
-            remaining = (
-                ", testing"
-                if self.round == self.rounds
-                else f", {format_hours_minutes_seconds(self.seconds_left)} left"
-            )
-        title = f"{self.title}: round {self.round} of {self.rounds}, {passed}{remaining}"
+            remaining = f", {format_hours_minutes_seconds(self.seconds_left)} left"
+            if self.round == self.rounds:
+                remaining = ", testing"
+        title = f"{self.title}: round {self.round} of {self.rounds}, {elapsed}{remaining}"
         self._bar.show_bar(self.round, self.rounds, title, details, now=ended or self.round in (0, self.rounds))

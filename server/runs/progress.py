@@ -1,4 +1,4 @@
-"""Show the progress of a run: as a bar, as text lines, or as JSON objects."""
+"""Displays of the progress of a run: a bar, text lines, or JSON objects."""
 
 import math
 import sys
@@ -24,23 +24,31 @@ from polyclinic.common.wire.versions import StatedRelease
 from polyclinic.strategies.engine.events import MissingReplyStatus, RollbackEvent, RoundRecord, describe_site_exclusion
 from polyclinic.strategies.engine.state import FederationState
 
-DRAWN_A_SECOND = 2
+REFRESHES_PER_SECOND = 2
 BAR_WIDTH = 24
 
 
 class SilentRunProgress:
-    """Follows a run and shows nothing; base class of the progress displays. The run's recorder calls its methods.
+    """The base class of the progress displays, which shows nothing. The run's recorder calls its methods.
 
     Attributes:
+        title: Title of the run.
+        sites: Number of sites.
+        rounds: Number of rounds of the run.
+        round: The last completed round.
+        figure: Name of the validation metric of a round: AUROC or Dice.
         seconds_left: Estimated remaining time after the last round; None before the first round.
     """
 
     def __init__(self, title: str = "") -> None:
         self.title = title
-        self.sites, self.rounds, self.round = 0, 0, 0
+        self.sites = 0
+        self.rounds = 0
+        self.round = 0
         self.figure = "AUROC"
         self.seconds_left: float | None = None
-        self._began, self._here = 0.0, 0
+        self._start_time = 0.0
+        self._completed_here = 0  # rounds since this process began; a resumed run has more
 
     def __enter__(self) -> Self:
         return self
@@ -61,40 +69,54 @@ class SilentRunProgress:
         """Do nothing, because ``events.jsonl`` has the reason."""
 
     def show_site_awaiting_approval(self, site: str) -> None:
-        """Show that a person at a site has to approve the plan first; this class shows nothing."""
+        """Show a site at which a person has to approve the plan first; this class shows nothing."""
 
     def show_absent_sites(self, sites: Sequence[str]) -> None:
         """Do nothing, because every site of a simulation answers the roll call."""
 
-    def show_rollback(self, rolled_back: RollbackEvent) -> None:
-        self.show_note(rolled_back.rollback_sentence)
+    def show_rollback(self, rollback: RollbackEvent) -> None:
+        """Show that the run has returned to the model of an earlier round."""
+        self.show_note(rollback.rollback_sentence)
 
     def show_excluded_site(self, server_round: int, site: str, reason: str) -> None:
+        """Show that a site is excluded for the rest of the run."""
         self.show_note(describe_site_exclusion(server_round, site, reason))
 
     def show_warm_start(self, sentence: str) -> None:
+        """Show a sentence about the parts of the first model that come from a finished run."""
         self.show_note(sentence)
 
     def show_note(self, sentence: str) -> None:
         """Show a sentence about an event of the run; this class shows nothing."""
 
     def show_run_start(self, sites: Sequence[str], rounds: int, figure: str = "AUROC") -> None:
-        """Show that the rounds begin; ``figure`` names the validation figure of a round: AUROC or Dice."""
-        self.sites, self.rounds, self._began, self.figure = len(sites), rounds, time.monotonic(), figure
+        """Show that the rounds begin.
+
+        Args:
+            figure: Name of the validation metric of a round: AUROC or Dice.
+        """
+        self.sites = len(sites)
+        self.rounds = rounds
+        self.figure = figure
+        self._start_time = time.monotonic()
 
     def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
-        self.round, self._here = record.round, self._here + 1
-        pace = (time.monotonic() - self._began) / self._here  # a resumed run has rounds that were not made here
-        self.seconds_left = pace * (self.rounds - record.round)
+        """Show a completed round, and estimate the remaining time."""
+        self.round = record.round
+        self._completed_here += 1
+        seconds_per_round = (time.monotonic() - self._start_time) / self._completed_here
+        self.seconds_left = seconds_per_round * (self.rounds - record.round)
 
 
 class RunProgressBar(SilentRunProgress):
-    """Shows bar, round and remaining time on one line of the terminal, and below it sites and losses."""
+    """Shows a bar, the round and the remaining time on one line of the terminal, and sites and losses below."""
 
     def __init__(self, console: Console, title: str) -> None:
         super().__init__(title)
-        self._facts, self._shown, self._round_ended = "waiting for sites", time.monotonic(), 0.0
-        self._live = Live(self, console=console, refresh_per_second=DRAWN_A_SECOND, transient=True)
+        self._facts = "waiting for sites"
+        self._display_start = time.monotonic()
+        self._round_end = 0.0
+        self._live = Live(self, console=console, refresh_per_second=REFRESHES_PER_SECOND, transient=True)
 
     def __enter__(self) -> Self:
         if self._live.console.is_terminal:
@@ -113,17 +135,19 @@ class RunProgressBar(SilentRunProgress):
 
     def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
         super().show_finished_round(record, state)
-        self._round_ended, self._facts = time.monotonic(), "  ".join(format_round_facts(record, self.figure))
+        self._round_end = time.monotonic()
+        self._facts = "  ".join(format_round_facts(record, self.figure))
 
     def __rich__(self) -> Group:
+        """Return the present display, which Rich draws several times a second."""
         now = time.monotonic()
-        times = format_hours_minutes_seconds(now - self._shown)
+        times = format_hours_minutes_seconds(now - self._display_start)
         if self.seconds_left is not None and self.round == self.rounds:
             times += ", testing"
         elif self.seconds_left is not None:
-            times += f", {format_hours_minutes_seconds(max(self.seconds_left - (now - self._round_ended), 0.0))} left"
+            times += f", {format_hours_minutes_seconds(max(self.seconds_left - (now - self._round_end), 0.0))} left"
         line = Table.grid(padding=(0, 1))
-        line.add_column()  # the only one that gives way
+        line.add_column()  # the only column that becomes narrower
         for _ in range(3):
             line.add_column(no_wrap=True)
         line.add_row(
@@ -136,7 +160,7 @@ class RunProgressBar(SilentRunProgress):
 
 
 Tell = Callable[[str, Mapping[str, Any]], None]
-"""Writes an event, given as a line for people, which may be empty, and as the fields of an object for programs."""
+"""A function that writes an event. Its arguments: a line for people, which may be empty; and fields for programs."""
 
 
 class RunProgressEvents(SilentRunProgress):
@@ -181,37 +205,43 @@ class RunProgressEvents(SilentRunProgress):
         )
 
 
-def choose_event_printer(form: ProgressFormat) -> Tell | None:
-    """Return the function that prints events to standard error in this form; None for forms without events."""
-    if form is ProgressFormat.lines:
+def choose_event_printer(progress_format: ProgressFormat) -> Tell | None:
+    """Return the function that prints events to standard error in a format; None for formats without events."""
+    if progress_format is ProgressFormat.lines:
         print_line = make_event_printer(EscapingConsole(stderr=True))
         return lambda line, event: print_line(line) if line else None
-    if form is ProgressFormat.json:
+    if progress_format is ProgressFormat.json:
         print_object = make_json_printer(sys.stderr)
         return lambda line, event: print_object(event)
     return None
 
 
-def make_run_progress(form: ProgressFormat, console: Console, title: str) -> SilentRunProgress:
-    """Return the progress display of a run: the bar on the console, or lines or JSON objects on standard error.
+def make_run_progress(progress_format: ProgressFormat, console: Console, title: str) -> SilentRunProgress:
+    """Return the progress display of a run: a bar on the console, or lines or JSON objects on standard error.
 
-    In a notebook the bar is an output of its cell.
+    In a notebook, the bar is in the output of the cell.
 
     Raises:
         BadInput: If a bar is requested without a terminal.
     """
     if console.is_jupyter and not console.quiet:
-        from polyclinic.server.runs.notebook_progress import NotebookRunProgress  # here: it imports this module
+        # Imported here, because that module imports this one.
+        from polyclinic.server.runs.notebook_progress import NotebookRunProgress
 
         return NotebookRunProgress(title)
-    form = choose_progress_format(form, console)
-    if form is ProgressFormat.bar:
+    progress_format = choose_progress_format(progress_format, console)
+    if progress_format is ProgressFormat.bar:
         return RunProgressBar(console, title)
-    return RunProgressEvents(tell, title) if (tell := choose_event_printer(form)) else SilentRunProgress(title)
+    tell = choose_event_printer(progress_format)
+    return RunProgressEvents(tell, title) if tell else SilentRunProgress(title)
 
 
 def format_round_facts(record: RoundRecord, figure: str = "AUROC") -> list[str]:
-    """Return short texts on a round: number of sites, losses, and AUROC or Dice, as ``figure`` says."""
+    """Return short texts on a round: number of sites, losses, and the validation metric.
+
+    Args:
+        figure: Name of the validation metric: AUROC or Dice.
+    """
     facts = [f"{len(record.sites)} of {len(record.sites) + len(record.absent)} sites"]
     if (train_loss := record.mean_train_loss) is not None:
         facts.append(f"loss {train_loss:.3f}")

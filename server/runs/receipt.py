@@ -1,7 +1,7 @@
 """The receipt of a run, ``receipt.json``: software versions, and hashes of all replies and models by round.
 
-The receipt is made from the run's audit and holds the hash of the audit; the next entry of the audit holds the hash of
-the receipt. So each of the two files proves the other unchanged.
+The receipt is made from the run's audit log and has the hash of the log. The next entry of the log has the hash of the
+receipt. So each of the two files proves that the other is unchanged.
 """
 
 import hashlib
@@ -34,6 +34,8 @@ RECEIPT_FILE = "receipt.json"
 
 
 class _StrictReceiptModel(BaseModel):
+    """The base class of a receipt's parts, which refuses unknown fields."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -48,8 +50,7 @@ class ReceiptSite(_StrictReceiptModel):
         answer_sha256: Hash of the site's answer to the roll call.
         joined: First round of the site; 0 if it took part from the start.
         public_key: Public key of the admitted site, as an OpenSSH line; empty in simulation.
-        old_public_keys: Keys that the site had earlier in the run, oldest first. It signed with them until they were
-            revoked.
+        old_public_keys: Revoked keys with which the site signed earlier in the run, oldest first.
         release: The site's Polyclinic release in its last answer to the roll call; empty if unknown.
     """
 
@@ -61,7 +62,7 @@ class ReceiptSite(_StrictReceiptModel):
 
     @model_serializer(mode="wrap")
     def _leave_out_empty_old_keys(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Write the field only where it says something: a hospital of the release before refuses unknown fields."""
+        """Leave the field out if it is empty, because hospitals of an earlier release refuse unknown fields."""
         fields: dict[str, Any] = write(self)
         if not self.old_public_keys:
             del fields["old_public_keys"]
@@ -73,9 +74,10 @@ class ReceivedReplyRecord(_StrictReceiptModel):
 
     Attributes:
         round: Round of the reply; for an answer to the roll call, the site's first round.
-        reason: Reason for rejecting the reply; empty for an accepted one.
+        counts: True for an accepted reply.
+        reason: Reason for rejecting the reply; empty for an accepted reply.
         statement: The text that the site signed (:mod:`polyclinic.common.security.signatures`); empty in simulation.
-        signature: The site's signature of that text; empty in simulation.
+        signature: The site's signature of this text; empty in simulation.
     """
 
     site: str
@@ -104,7 +106,7 @@ class ReceiptRound(_StrictReceiptModel):
         left_out: Site -> reason for rejecting its reply.
         contract_sha256: Hash of the label contract (which site annotates which classes) in this round.
         model_sha256: Hash of the coordinator's model after the round.
-        images: Site -> number of images that counted for it, for the sites whose own number was lowered.
+        images: Site whose claimed number of images was lowered -> number of images that counted.
         uncounted: Sites whose statistics did not count when the round began.
     """
 
@@ -118,7 +120,7 @@ class ReceiptRound(_StrictReceiptModel):
 
 
 class AuditLogEnd(_StrictReceiptModel):
-    """The audit's state when the receipt was made: number of entries, and hash of the last one."""
+    """The end of the audit log when the receipt was made: number of entries, and hash of the last entry."""
 
     entries: int
     sha256: str
@@ -130,7 +132,7 @@ class RunReceipt(_StrictReceiptModel):
     Attributes:
         plugins: Package, version and file hash of every plug-in used by the run.
         initial_model_sha256: Hash of the coordinator's model before round 1.
-        replies: All replies of the kinds that sites sign, in order of arrival.
+        replies: All replies of the record classes that sites sign, in order of arrival.
         absences: Sites without an accepted reply, by exchange.
         resumed: Number of times that the run was resumed; replies that arrived during an interruption may be missing.
         result_round: Round of the run's final model.
@@ -159,12 +161,12 @@ class RunReceipt(_StrictReceiptModel):
 
 
 def hash_experiment_settings(experiment: Experiment) -> str:
-    """Hash the values of an experiment, independent of the layout of its file."""
+    """Return the SHA-256 of an experiment's values, which does not depend on the layout of its file."""
     return hashlib.sha256(json.dumps(experiment.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 
 def make_run_receipt(entries: Iterable[AuditEntry]) -> RunReceipt:
-    """Make the receipt of the audit's last run; a round that was repeated after a resume counts once."""
+    """Return the receipt of the last run in an audit log; a round that was repeated after a resume counts once."""
     draft = ReceiptDraft()
     for entry in entries:
         if entry.get("event") == "run":
@@ -183,10 +185,10 @@ def make_run_receipt(entries: Iterable[AuditEntry]) -> RunReceipt:
 
 @dataclass
 class ReceiptDraft:
-    """A receipt under construction; the audit's entries are added in order.
+    """A receipt under construction, to which the entries of the audit log are added in order.
 
     Attributes:
-        fields: Fields of the receipt that are copied from an audit entry.
+        fields: Fields of the receipt that are copied from audit entries.
         updates: (Round, site) -> hash of the site's update.
     """
 
@@ -228,7 +230,8 @@ class ReceiptDraft:
 
     def _enrol_site(self, entry: AuditEntry) -> None:
         """Add a site that answered a roll call, or answered again: after a resume, or with a renewed key."""
-        before, key = self.sites.get(entry["site"]), entry.get("public_key", "")
+        before = self.sites.get(entry["site"])
+        key = entry.get("public_key", "")
         old_keys = before.old_public_keys if before else ()
         if before and before.public_key != key:
             old_keys = (*old_keys, before.public_key)
@@ -241,7 +244,7 @@ class ReceiptDraft:
         )
 
     def _add_receipt_reply(self, entry: AuditEntry) -> None:
-        """Add a reply to the receipt if sites sign this kind of reply, even if its signature is missing."""
+        """Add a reply to the receipt if sites sign this class of record, even if its signature is missing."""
         if entry.get("of_a_hospital") and "sha256" in entry and entry["record"] in NUMBERED_RECORDS:
             values = {name: entry[name] for name in ("site", "record", "round", "sha256", "counts")}
             texts = {name: entry.get(name, "") for name in ("reason", "statement", "signature")}
@@ -253,11 +256,15 @@ class ReceiptDraft:
 
 
 def write_run_receipt(audit: AuditLog) -> str:
-    """Write the receipt of a finished run next to its audit; return the reason if that fails, else empty text."""
-    checked = check_audit_log(audit.folder)
-    head = AuditLogEnd(entries=checked.entries, sha256=checked.sha256)
+    """Write the receipt of a finished run into its folder.
+
+    Returns:
+        The reason why no receipt can be made of the audit log; empty after success.
+    """
+    log_check = check_audit_log(audit.folder)
+    log_end = AuditLogEnd(entries=log_check.entries, sha256=log_check.sha256)
     try:
-        receipt = make_run_receipt(audit.read_entries()).model_copy(update={"audit": head})
+        receipt = make_run_receipt(audit.read_entries()).model_copy(update={"audit": log_end})
     except (ValidationError, KeyError) as error:
         return f"the audit does not describe a whole run ({type(error).__name__})"
     content = (receipt.model_dump_json(indent=1) + "\n").encode()
@@ -267,7 +274,7 @@ def write_run_receipt(audit: AuditLog) -> str:
 
 
 def read_run_receipt(path: Path) -> RunReceipt:
-    """Read the receipt of a run, without a check of its signatures or hashes.
+    """Return the receipt of a run; its signatures and hashes are not checked.
 
     Raises:
         BadInput: If the file cannot be read or is not a receipt.
@@ -285,5 +292,5 @@ def read_run_receipt(path: Path) -> RunReceipt:
 
 
 def _select_entry_specific_fields(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of an audit entry without those that every entry has."""
+    """Return the fields of an audit entry, except the fields that every entry has."""
     return {name: value for name, value in entry.items() if name not in ("n", "time", "before", "torn", "event")}

@@ -1,7 +1,7 @@
-"""Remove the working files of old runs, ``updates/`` and ``checkpoints/``, after the days of ``coordinator.toml``.
+"""Remove the working files of old runs, ``updates/`` and ``checkpoints/``, after the days in ``coordinator.toml``.
 
-They hold exact updates of hospitals and models of single rounds, and nobody needs them once a run is done and verified.
-The result, the figures, the audit and the receipt stay.
+They contain exact updates of hospitals and models of single rounds, which are not needed after a run is done and
+verified. The model, the metrics, the audit log and the receipt are kept.
 """
 
 import shutil
@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.common.errors import BadInput
-from polyclinic.server.runs.folder import UPDATES, RunFolder
+from polyclinic.server.runs.folder import UPDATES_FOLDER, RunFolder
 from polyclinic.server.runs.live_status import read_run_history
 
-WORKING_FOLDERS = (UPDATES, "checkpoints")
+WORKING_FOLDERS = (UPDATES_FOLDER, "checkpoints")
 DAY_S = 86_400.0
 
 
 @dataclass(frozen=True)
 class RemovedWorkingFiles:
-    """The working files of one run, as they were removed.
+    """A run whose working files were removed.
 
     Attributes:
-        folders: Names of the folders that were removed.
+        run_folder: Folder of the run.
+        folders: Names of the removed folders in it.
     """
 
     run_folder: Path
@@ -32,18 +33,18 @@ class RemovedWorkingFiles:
 
 
 def remove_old_working_files(state: Path, days: int, now: float) -> list[RemovedWorkingFiles]:
-    """Remove the working files of the runs in a coordinator's history that are done and old enough.
+    """Remove the working files of the finished runs in a coordinator's history that are old enough.
 
     Args:
-        state: The coordinator's state folder, which has the history.
-        days: Days after the end of a run for which its working files stay.
+        state: The coordinator's folder ``state``, which has the history.
+        days: Days after the end of a run for which its working files are kept.
         now: Unix time.
     """
     removed = list[RemovedWorkingFiles]()
     for run in _select_old_runs(read_run_history(state), now - days * DAY_S):
         try:
             folders = _remove_working_files(run, days)
-        except (BadInput, OSError):  # a run is at work in the folder again, or a file cannot be removed: tomorrow
+        except (BadInput, OSError):  # a run uses the folder, or a file cannot be removed; the next call tries again
             continue
         if folders:
             removed.append(RemovedWorkingFiles(run, folders))
@@ -51,7 +52,11 @@ def remove_old_working_files(state: Path, days: int, now: float) -> list[Removed
 
 
 def find_retention_day(run_folder: Path, name: str) -> str:
-    """Return the UTC day on which a run's folder of this name was removed by retention; empty if it was not."""
+    """Return the UTC day on which a folder of a run was removed by retention; empty if it was not.
+
+    Args:
+        name: Name of the folder, such as ``updates``.
+    """
     if (run_folder / name).exists():
         return ""
     try:
@@ -67,27 +72,27 @@ def find_retention_day(run_folder: Path, name: str) -> str:
 
 
 def _select_old_runs(history: Iterable[Mapping[str, Any]], latest_end: float) -> list[Path]:
-    """Return the folders whose last run is done, and ended before a Unix time."""
-    last = {str(run["run_folder"]): run for run in history}  # a folder can have had several runs
+    """Return the folders whose last run is done and ended before the Unix time ``latest_end``."""
+    last_runs = {str(run["run_folder"]): run for run in history}  # a folder may have several runs in the history
     return [
         Path(folder)
-        for folder, run in last.items()
+        for folder, run in last_runs.items()
         if run["there"] and run["state"] == "done" and run["ended"] is not None and run["ended"] < latest_end
     ]
 
 
 def _remove_working_files(run_folder: Path, days: int) -> tuple[str, ...]:
-    """Remove a run's working files under its lock; return the names of the folders that were there.
+    """Remove a run's working files while holding its lock; return the names of the removed folders.
 
     Raises:
-        BadInput: If a process works in the folder.
+        BadInput: If another process holds the lock.
     """
     folder = RunFolder(run_folder)
     with folder.lock_run_folder():
         names = tuple(name for name in WORKING_FOLDERS if (run_folder / name).is_dir())
         if not folder.is_run_finished or not names:
             return ()
-        # First the line: verify must not take a half removed folder for one that somebody changed.
+        # The event comes first, so that verify does not report a partly removed folder as changed.
         folder.append_event("working_files_removed", folders=list(names), days=days)
         for name in names:
             shutil.rmtree(run_folder / name)
@@ -95,7 +100,7 @@ def _remove_working_files(run_folder: Path, days: int) -> tuple[str, ...]:
 
 
 def describe_removal(removed: RemovedWorkingFiles, days: int) -> str:
-    """Return a line for the log."""
+    """Return a line for the log about the removed folders of a run."""
     folders = " and ".join(f"{name}/" for name in removed.folders)
     day = datetime.now(UTC).date().isoformat()
     return f"{removed.run_folder}: {folders} removed on {day}, {days} days after the end (retention)"

@@ -1,6 +1,6 @@
 """Sample test images with correct and wrong predictions, or outlines, for the report of a simulated run.
 
-By default only images without patients (digits, phantoms) are shown, because reports are forwarded.
+By default, only images that are not of patients (digits, phantoms) are shown, because users forward reports.
 """
 
 import base64
@@ -38,25 +38,27 @@ from polyclinic.server.runs.reader import (
     SampleOutline,
 )
 
-Kind = Literal["found", "missed", "false alarm"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-WITHOUT_PATIENTS = ("digits", "phantom", "organs")
-"""Kinds of data whose images belong to no patient."""
+PredictionKind = Literal["found", "missed", "false alarm"]
+PREDICTION_KINDS: tuple[PredictionKind, ...] = get_args(PredictionKind)
+PATIENT_FREE_DATA_KINDS = ("digits", "phantom", "organs")
+"""Kinds of data sets whose images are not of patients."""
 SAMPLES_PER_KIND = 2
 MAX_CLASSES = 12
 MAX_EXAMINED_IMAGES = 2000
-EXAMINED_OUTLINES = 200
+MAX_EXAMINED_OUTLINES = 200
 OUTLINES_PER_CLASS = 3
 PICTURE_SIDES = (96, 64, 48, 32, 24, 16)
-BUDGET = 300_000
-"""Most bytes of all pictures together, which are reduced until they fit."""
+"""Sizes of pictures in pixels, of which the largest is used at which all pictures fit into the limit."""
+MAX_PICTURE_BYTES = 300_000
+"""Greatest number of bytes of all pictures together."""
 
 
 def report_shows_sample_images(experiment: Experiment) -> bool:
-    """Return whether the report of this experiment shows sample images, or outlines of a segmentation."""
+    """Return True if the report of this experiment shows sample images, or outlines of a segmentation model."""
     if experiment.evaluation.sample_grid is not None:
         return experiment.evaluation.sample_grid
-    return all(data.kind in WITHOUT_PATIENTS for data in (experiment.data, experiment.server_data) if data is not None)
+    datasets = [data for data in (experiment.data, experiment.server_data) if data is not None]
+    return all(data.kind in PATIENT_FREE_DATA_KINDS for data in datasets)
 
 
 def write_sample_images(
@@ -64,7 +66,7 @@ def write_sample_images(
 ) -> None:
     """Write ``samples.json`` with correctly and wrongly classified images of the first classes.
 
-    Only this account can read the file, because they may be images of patients.
+    Only this account can read the file, because the images may be of patients.
     """
     if is_segmentation(network.spec.task):
         write_sample_outlines(folder, network, test, device, precision)
@@ -77,34 +79,42 @@ def write_sample_images(
     if network.spec.task == "multi_class":
         predicted = np.eye(scores.shape[1], dtype=np.bool_)[scores.argmax(axis=1)]
     names = network.class_names[:MAX_CLASSES]
-    chosen = dict[str, list[tuple[Kind, int]]]()
+    chosen = dict[str, list[tuple[PredictionKind, int]]]()
     for column, name in enumerate(names):
         # The most confident predictions come first; ties are broken by the order of images.
-        order, is_predicted = np.argsort(-scores[:, column], kind="stable"), predicted[:, column]
-        hit, missed = (labels[:, column] == 1) & is_predicted, (labels[:, column] == 1) & ~is_predicted
-        ranked = ((hit, order), (missed, order[::-1]), ((labels[:, column] == 0) & is_predicted, order))
+        order = np.argsort(-scores[:, column], kind="stable")
+        is_predicted = predicted[:, column]
+        is_positive = labels[:, column] == 1
+        is_negative = labels[:, column] == 0
+        ranked = (
+            (is_positive & is_predicted, order),
+            (is_positive & ~is_predicted, order[::-1]),
+            (is_negative & is_predicted, order),
+        )
         chosen[name] = [
-            (kind, int(place))
-            for kind, (members, places) in zip(KINDS, ranked, strict=True)
-            for place in places[members[places]][:SAMPLES_PER_KIND]
+            (kind, int(row))
+            for kind, (is_of_kind, ranked_rows) in zip(PREDICTION_KINDS, ranked, strict=True)
+            for row in ranked_rows[is_of_kind[ranked_rows]][:SAMPLES_PER_KIND]
         ]
-    rows = sorted({row for of_class in chosen.values() for _, row in of_class})
+    rows = sorted({row for class_samples in chosen.values() for _, row in class_samples})
     images = list(test.select_rows(np.array(rows, np.intp)).images)
-    for side in PICTURE_SIDES:  # all at the largest size at which they fit, or at the smallest
+    for side in PICTURE_SIDES:
         files = [encode_png_thumbnail(image, side) for image in images]
-        if sum(map(len, files)) <= BUDGET:
+        if sum(map(len, files)) <= MAX_PICTURE_BYTES:
             break
     pictures = {row: base64.b64encode(file).decode() for row, file in zip(rows, files, strict=True)}
     classes = []
-    for column, (name, of_class) in enumerate(chosen.items()):
+    for column, (name, class_samples) in enumerate(chosen.items()):
         samples = [
             SampleImage(
                 kind=kind,
                 probability=float(scores[row, column]),
-                truth=tuple(n for n, label in zip(network.class_names, labels[row], strict=True) if label == 1),
+                truth=tuple(
+                    class_name for class_name, label in zip(network.class_names, labels[row], strict=True) if label == 1
+                ),
                 png=pictures[row],
             )
-            for kind, row in of_class
+            for kind, row in class_samples
         ]
         classes.append(ClassSampleImages(name=name, samples=tuple(samples)))
     left_out = len(network.class_names) - len(names)
@@ -115,18 +125,19 @@ def write_sample_images(
 def write_sample_outlines(
     folder: Path, network: SplitNetwork, test: ImageSet, device: str = "cpu", precision: Precision = "auto"
 ) -> None:
-    """Write ``samples.json`` with the outlines of the first classes: the best, a middle and the worst test image.
+    """Write ``samples.json`` with outlines of the first classes: on the images with highest, median and lowest Dice.
 
-    Only this account can read the file, because they may be images of patients.
+    Only this account can read the file, because the images may be of patients.
     """
-    test = test.select_rows(np.arange(min(len(test), EXAMINED_OUTLINES)))
+    test = test.select_rows(np.arange(min(len(test), MAX_EXAMINED_OUTLINES)))
     move_network_to_device(network, device)
-    compared, names = compare_test_images(network, test, device, precision), network.class_names[:MAX_CLASSES]
+    compared = compare_test_images(network, test, device, precision)
+    names = network.class_names[:MAX_CLASSES]
     chosen = dict[str, list[tuple[int, float]]]()
     for column, name in enumerate(names):
         rows, dice = rank_images(compared, column)
         chosen[name] = [
-            (int(rows[place]), float(dice[place])) for place in choose_spread_indices(len(rows), OUTLINES_PER_CLASS)
+            (int(rows[index]), float(dice[index])) for index in choose_spread_indices(len(rows), OUTLINES_PER_CLASS)
         ]
     drawn = draw_chosen_images(network, test, chosen, device, precision)
     outlines = [

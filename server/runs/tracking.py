@@ -14,30 +14,32 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.packages import refuse_missing_packages
 
-if TYPE_CHECKING:  # a program that only names a tracker does not wait for these
+if TYPE_CHECKING:  # these imports are slow, and commands without a run do not need them
     from tensorboardX.proto.event_pb2 import Event
 
     from polyclinic.common.config import Experiment
     from polyclinic.server.runs.folder import RunFolder
 
 Ending = Literal["finished", "stopped", "interrupted"]
-EXPERIMENT = "polyclinic"
-PARAMETERS, METRICS = 100, 1000
-"""Most parameters and figures in one request to MLflow."""
-LONGEST_VALUE, LONGEST_NAME = 6000, 240
-"""Most characters of a parameter's value and of a name (with room for a number): one that MLflow refuses ends the
-record of the whole run."""
+DEFAULT_EXPERIMENT_NAME = "polyclinic"
+MAX_PARAMETERS_PER_REQUEST = 100
+MAX_METRICS_PER_REQUEST = 1000
+# MLflow refuses longer texts, and a refused request ends the record of the run.
+MAX_VALUE_CHARACTERS = 6000
+"""Greatest length of a parameter's value in MLflow."""
+MAX_NAME_CHARACTERS = 240
+"""Greatest length of a name in MLflow, without the number that makes equal names distinct."""
 
-_STATUS: dict[Ending, str] = {"finished": "FINISHED", "stopped": "FAILED", "interrupted": "KILLED"}
-_SETTINGS = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",  # nothing of ours calls home
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # a server that is gone holds a run up for seconds
+_MLFLOW_STATUSES: dict[Ending, str] = {"finished": "FINISHED", "stopped": "FAILED", "interrupted": "KILLED"}
+_MLFLOW_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # a run must send nothing to MLflow's authors
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # so that an unreachable server delays a run only by seconds
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
 
 
 class TrackingService(StrEnum):
-    """Tracking services besides TensorBoard: the values of ``--track``."""
+    """Tracking services in addition to TensorBoard: the values of the option ``--track``."""
 
     mlflow = "mlflow"
 
@@ -49,17 +51,17 @@ class MetricsTracker(Protocol):
         """Store the metrics (tag -> value) of round ``step`` durably."""
 
     def close(self, ending: Ending) -> None:
-        """Finish the record of the run; ``ending`` says how the run ended."""
+        """Finish the record of the run, with the way in which the run ended."""
 
 
 @contextmanager
 def send_metrics_to_trackers(
     folder: "RunFolder", experiment: "Experiment", store: "NewRun | None", tell: Callable[[str], None]
 ) -> Iterator[None]:
-    """Within the context, send all metrics of the run folder also to TensorBoard and, if requested, to MLflow.
+    """In the ``with`` block, send all metrics of the run folder also to TensorBoard and, if requested, to MLflow.
 
     Args:
-        store: Begins a run in MLflow (:func:`open_mlflow_store`); None for TensorBoard alone.
+        store: Begins a run in MLflow (:func:`open_mlflow_store`); None for TensorBoard only.
         tell: Function that prints a sentence if MLflow fails; the run continues without MLflow.
     """
 
@@ -132,7 +134,7 @@ def extract_final_test_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def flatten_nested_tables(tables: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables with dotted keys, such as ``training.lr``."""
+    """Yield (dotted key, value) of nested tables; a key is, for example, ``training.lr``."""
     for key, value in tables.items():
         if isinstance(value, Mapping) and value:
             yield from flatten_nested_tables(value, f"{prefix}{key}.")
@@ -141,7 +143,7 @@ def flatten_nested_tables(tables: Mapping[str, Any], prefix: str = "") -> Iterat
 
 
 def flatten_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield nested settings as pairs of dotted key and text; an empty value is a dash, a list is joined by commas."""
+    """Yield (dotted key, text) of nested settings; an empty value is a dash, a list is joined by commas."""
     for key, value in flatten_nested_tables(settings):
         yield key, _format_setting_value(value)
 
@@ -167,10 +169,11 @@ class TensorBoardTracker:
     """
 
     def __init__(self, folder: Path) -> None:
-        from tensorboardX.proto.event_pb2 import Event  # here: a wrong call does not wait for it
+        # Imported here, so that a call with a fault does not wait for the import.
+        from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.record_writer import RecordWriter
 
-        folder.mkdir(exist_ok=True)  # it is there where a run goes on
+        folder.mkdir(exist_ok=True)  # it exists if the run is resumed
         self._records = RecordWriter(str(folder / f"events.out.tfevents.{time.time_ns()}"))
         self._write_tensorboard_event(Event(file_version="brain.Event:2"))
 
@@ -194,13 +197,13 @@ class TensorBoardTracker:
 
 
 NewRun = Callable[["Experiment", Callable[[str], None]], "MLflowTracker"]
-"""Begins a run of an experiment in a store; the second argument is called with the reason once the store fails."""
+"""A function that begins an MLflow run of an experiment. Its second argument is called with the reason of a failure."""
 
 
 def open_mlflow_store(track: TrackingService | None) -> NewRun | None:
-    """Open the MLflow store at ``MLFLOW_TRACKING_URI``, or else MLflow's default in the current folder.
+    """Open the MLflow store at ``MLFLOW_TRACKING_URI``, or MLflow's default store in the current folder.
 
-    A run opens the store first, so that a missing store is an error at the start and not at the end.
+    A run opens the store before its first round, so that a missing store is reported at the start.
 
     Returns:
         A function that begins a run in the store; None if ``track`` is None.
@@ -210,13 +213,13 @@ def open_mlflow_store(track: TrackingService | None) -> NewRun | None:
     """
     if track is None:
         return None
-    for name, value in _SETTINGS.items():
+    for name, value in _MLFLOW_SETTINGS.items():
         os.environ.setdefault(name, value)
     otherwise = "Leave --track out, for TensorBoard's files are always written"
     refuse_missing_packages("--track mlflow", "mlflow", otherwise=otherwise)
     import mlflow
 
-    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", DEFAULT_EXPERIMENT_NAME)
     try:
         client = mlflow.MlflowClient()
         experiment = client.get_experiment_by_name(name)
@@ -228,15 +231,17 @@ def open_mlflow_store(track: TrackingService | None) -> NewRun | None:
         raise BadInput([Fault("--track mlflow", problem, "Set MLFLOW_TRACKING_URI to a store that can.")]) from None
 
 
-def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Callable[[str], None]) -> "MLflowTracker":
+def begin_mlflow_run(
+    client: Any, store: str, experiment: "Experiment", report_failure: Callable[[str], None]
+) -> "MLflowTracker":
     """Begin an MLflow run, with the experiment's settings as its parameters.
 
     Args:
         client: ``mlflow.MlflowClient``.
         store: Id of the MLflow experiment that receives the run.
-        lost: Called with the reason if the store fails.
+        report_failure: Called with the reason if the store fails.
     """
-    run = MLflowTracker(client, "", lost)
+    run = MLflowTracker(client, "", report_failure)
 
     def create_mlflow_run() -> None:
         from mlflow.entities import Param
@@ -244,9 +249,9 @@ def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Ca
         label = f"{experiment.run.name or experiment.run.method} seed {experiment.run.seed}"
         run.identifier = client.create_run(store, run_name=label).info.run_id
         settings = flatten_settings(experiment.model_dump(mode="json"))
-        parameters = [Param(run.make_mlflow_name(key), value[:LONGEST_VALUE]) for key, value in settings]
-        for start in range(0, len(parameters), PARAMETERS):
-            client.log_batch(run.identifier, params=parameters[start : start + PARAMETERS])
+        parameters = [Param(run.make_mlflow_name(key), value[:MAX_VALUE_CHARACTERS]) for key, value in settings]
+        for start in range(0, len(parameters), MAX_PARAMETERS_PER_REQUEST):
+            client.log_batch(run.identifier, params=parameters[start : start + MAX_PARAMETERS_PER_REQUEST])
 
     run.send_unless_mlflow_failed(create_mlflow_run)
     return run
@@ -254,11 +259,19 @@ def begin_mlflow_run(client: Any, store: str, experiment: "Experiment", lost: Ca
 
 @dataclass
 class MLflowTracker:
-    """Sends the metrics to an MLflow run until the store fails. A :class:`MetricsTracker`."""
+    """Sends the metrics to an MLflow run until the store fails. A :class:`MetricsTracker`.
+
+    Attributes:
+        client: ``mlflow.MlflowClient``.
+        identifier: MLflow's id of the run; empty before the run is created.
+        report_failure: Called with the reason if the store fails.
+        _names: Tag -> name in MLflow.
+        _works: False after a failure; then nothing more is sent.
+    """
 
     client: Any
     identifier: str
-    lost: Callable[[str], None]
+    report_failure: Callable[[str], None]
     _names: dict[str, str] = field(default_factory=dict)
     _works: bool = True
 
@@ -268,16 +281,16 @@ class MLflowTracker:
 
             now_ms = time.time_ns() // 1_000_000
             metrics = [Metric(self.make_mlflow_name(tag), value, now_ms, step) for tag, value in values.items()]
-            for start in range(0, len(metrics), METRICS):
-                self.client.log_batch(self.identifier, metrics=metrics[start : start + METRICS])
+            for start in range(0, len(metrics), MAX_METRICS_PER_REQUEST):
+                self.client.log_batch(self.identifier, metrics=metrics[start : start + MAX_METRICS_PER_REQUEST])
 
         self.send_unless_mlflow_failed(log_mlflow_scalars)
 
     def close(self, ending: Ending) -> None:
-        self.send_unless_mlflow_failed(lambda: self.client.set_terminated(self.identifier, _STATUS[ending]))
+        self.send_unless_mlflow_failed(lambda: self.client.set_terminated(self.identifier, _MLFLOW_STATUSES[ending]))
 
     def send_unless_mlflow_failed(self, request: Callable[[], None]) -> None:
-        """Send a request to MLflow, unless an earlier one has failed."""
+        """Send a request to MLflow, unless an earlier request has failed."""
         from mlflow import MlflowException
 
         try:
@@ -285,24 +298,27 @@ class MLflowTracker:
                 request()
         except (MlflowException, OSError) as error:
             self._works = False
-            self.lost(_extract_first_error_line(error))
+            self.report_failure(_extract_first_error_line(error))
 
     def make_mlflow_name(self, tag: str) -> str:
-        """Convert a tag to a metric name that MLflow accepts; append a number if another tag already has the name."""
+        """Return a name for a tag that MLflow accepts; append a number if another tag has the same name."""
         if tag not in self._names:
             parts = [re.sub(r"[^\w .:-]|^\.*$", "_", part) for part in tag.split("/", 1)]
-            plain = name = "/".join(parts)[:LONGEST_NAME]
+            first_name = "/".join(parts)[:MAX_NAME_CHARACTERS]
+            name = first_name
             number = 1
             while name in self._names.values():
-                name = f"{plain} {(number := number + 1)}"
+                number += 1
+                name = f"{first_name} {number}"
             self._names[tag] = name
         return self._names[tag]
 
 
 def _extract_first_error_line(error: Exception) -> str:
-    return hide_password_in_urls((str(error).splitlines() or [type(error).__name__])[0].rstrip("."))
+    lines = str(error).splitlines() or [type(error).__name__]
+    return hide_password_in_urls(lines[0].rstrip("."))
 
 
 def hide_password_in_urls(text: str) -> str:
-    """Return a text in which no URL has a name and a password: MLflow's address may hold them."""
+    """Return a text with user names and passwords removed from its URLs, because MLflow's address may have them."""
     return re.sub(r"://[^/\s]*@", "://", text)

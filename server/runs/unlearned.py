@@ -1,4 +1,4 @@
-"""The classes that a run's model has not learned, so that its scores for them mean nothing."""
+"""Find the classes that a run's model has not learned, whose scores have no meaning."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -11,24 +11,24 @@ from polyclinic.common.system.files import is_file
 from polyclinic.common.system.plain_text import join_as_english_list, list_first_and_count_rest
 from polyclinic.server.runs.reader import RoundFileLine, RunFolderContent, read_run
 
-NOBODY_TRAINED = "no site that annotates it took part"
-STAYED_MASKED = "its head row stayed masked in every round, because fewer hospitals than smallest_cohort sent it"
-NO_POSITIVE = "no training image of the sites that annotate it shows it"
-COUNT_WITHHELD = (
+NOT_TRAINED_REASON = "no site that annotates it took part"
+STAYED_MASKED_REASON = "its head row stayed masked in every round, because fewer hospitals than smallest_cohort sent it"
+NO_POSITIVE_REASON = "no training image of the sites that annotate it shows it"
+COUNT_WITHHELD_REASON = (
     "no site that annotates it tells whether a training image shows it (few patients do, or its policy hides it)"
 )
-"""Why it is not known whether a class was learned."""
-MOST_NAMED = 10
-"""Most classes that a sentence names."""
+"""Reason why it is not known whether a class was learned."""
+MAX_NAMES = 10
+"""Greatest number of classes that a sentence names."""
 
 
 @dataclass(frozen=True)
 class ClassLearning:
-    """What is known of the classes that a run's model may not have learned.
+    """The classes that a run's model has not learned, or may not have learned.
 
     Attributes:
-        unlearned: Class -> why the model has not learned it.
-        unknown: Classes of which nobody knows whether it has (:data:`COUNT_WITHHELD`).
+        unlearned: Class -> reason why the model has not learned it.
+        unknown: Classes of which it is not known whether the model has learned them (:data:`COUNT_WITHHELD_REASON`).
     """
 
     unlearned: dict[str, str] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class ClassLearning:
 
 
 def is_shown(positives: int | None) -> bool | None:
-    """Return whether a class has a positive image, None if the number of them is not known."""
+    """Return True if the number of positive images is above 0; None if the number is not known."""
     return None if positives is None else positives > 0
 
 
@@ -48,27 +48,30 @@ def find_unlearned_classes(
     warm: Collection[str] = (),
     has_own_images: bool = False,
 ) -> dict[str, str]:
-    """Return class -> why the model of the last of these rounds has not learned it, as a clause.
+    """Return class -> reason why the model of the last of these rounds has not learned it, as a clause.
 
-    A class of which this cannot be known is left out: see :func:`find_classes_of_unknown_learning`.
+    Classes of which this is not known are left out; :func:`find_classes_of_unknown_learning` returns them.
 
     Args:
-        shown: Class -> site that annotates it -> whether a training image shows it, None if that is not known.
-        rounds: The rounds up to that of the model; without any, the result is empty.
+        shown: Class -> site that annotates it -> True if a training image shows it, None if this is not known.
+        rounds: The rounds up to the round of the model; without rounds, the result is empty.
         warm: Classes whose head rows come from a finished run.
-        has_own_images: Whether the coordinator trains on images of its own, whose labels are not counted here.
+        has_own_images: True if the coordinator trains on its own images, whose labels are not counted here.
     """
     unlearned = dict[str, str]()
     for name in class_names if rounds else ():
-        owners, signs = shown.get(name, {}).keys(), shown.get(name, {}).values()
         if name in warm:
             continue
-        if not any(owners & set(line.sites) for line in rounds) and any(owners & line.absent.keys() for line in rounds):
-            unlearned[name] = NOBODY_TRAINED
+        owners = shown.get(name, {}).keys()
+        shown_at_sites = shown.get(name, {}).values()
+        is_trained = any(owners & set(line.sites) for line in rounds)
+        has_absent_owner = any(owners & line.absent.keys() for line in rounds)
+        if has_absent_owner and not is_trained:
+            unlearned[name] = NOT_TRAINED_REASON
         elif all(name in line.closed_rows for line in rounds):
-            unlearned[name] = STAYED_MASKED
-        elif signs and not any(sign is not False for sign in signs) and not has_own_images:
-            unlearned[name] = NO_POSITIVE
+            unlearned[name] = STAYED_MASKED_REASON
+        elif shown_at_sites and all(value is False for value in shown_at_sites) and not has_own_images:
+            unlearned[name] = NO_POSITIVE_REASON
     return unlearned
 
 
@@ -80,11 +83,14 @@ def find_classes_of_unknown_learning(
     warm: Collection[str] = (),
     has_own_images: bool = False,
 ) -> list[str]:
-    """Return the classes of which it is not known whether the model has learned them (:data:`COUNT_WITHHELD`).
+    """Return the classes of which it is not known whether the model has learned them (:data:`COUNT_WITHHELD_REASON`).
 
     Args:
-        shown, rounds, warm, has_own_images: As in :func:`find_unlearned_classes`.
-        unlearned: The classes that it has not learned.
+        shown: Class -> site that annotates it -> True if a training image shows it, None if this is not known.
+        unlearned: Classes that the model has not learned.
+        rounds: The rounds up to the round of the model.
+        warm: Classes whose head rows come from a finished run.
+        has_own_images: True if the coordinator trains on its own images.
     """
     if has_own_images or not rounds:
         return []
@@ -93,19 +99,21 @@ def find_classes_of_unknown_learning(
 
 
 def select_rounds_of_model(rounds: Sequence[RoundFileLine], best_round: int | None) -> list[RoundFileLine]:
-    """Return the rounds that made the tested model; none if it is the initial one.
+    """Return the rounds up to the round of the tested model; an empty list for the initial model.
 
     Args:
-        best_round: The round that validation chose; None for the last one.
+        best_round: Round that validation chose, 0 for the initial model; None for the last round.
     """
     return [line for line in rounds if best_round is None or line.round <= best_round]
 
 
 def read_unlearned_classes(folder: Path) -> dict[str, str]:
-    """Return class -> why a saved model has not learned it; from the run's files if an earlier release saved it.
+    """Return class -> reason why a saved model has not learned it.
+
+    For a model of an earlier release, the result is computed from the run's files.
 
     Args:
-        folder: Folder of a run or of a model alone.
+        folder: Folder of a run, or folder with only a model.
 
     Raises:
         BadInput: If there is no model, or its description cannot be read.
@@ -113,13 +121,15 @@ def read_unlearned_classes(folder: Path) -> dict[str, str]:
     if (stated := read_model_description(folder).unlearned) is not None:
         return dict(stated)
     if is_file(folder / "summary.json"):
-        with suppress(BadInput):  # of another version, or edited
+        with suppress(BadInput):  # another release wrote the files, or they were edited
             return _find_unlearned_classes_of_run(read_run(folder))
     return {}
 
 
 def read_classes_of_unknown_learning(folder: Path) -> tuple[str, ...]:
-    """Return the classes of which nobody knows whether a saved model has learned them; none for earlier releases.
+    """Return the classes of which it is not known whether a saved model has learned them.
+
+    The result is empty for models of earlier releases.
 
     Raises:
         BadInput: If there is no model, or its description cannot be read.
@@ -128,17 +138,17 @@ def read_classes_of_unknown_learning(folder: Path) -> tuple[str, ...]:
 
 
 def describe_unlearned_classes(unlearned: Mapping[str, str]) -> str:
-    """Return a sentence on classes without predictions; empty if there are none."""
+    """Return a sentence on classes that have no predictions because they were not learned; empty without classes."""
     reasons = [f"{name} ({reason})" for name, reason in unlearned.items()]
     return f"Left out, because the model has not learned them: {join_as_english_list(reasons)}." if reasons else ""
 
 
 def describe_classes_of_unknown_learning(names: Collection[str]) -> str:
-    """Return a sentence on classes of which it is not known whether a model has learned them; empty for none."""
+    """Return a sentence on classes of which it is not known whether a model has learned them; empty without classes."""
     if not names:
         return ""
-    listed = list_first_and_count_rest(list(names), MOST_NAMED)
-    return f"Not known whether the model has learned {listed}: {COUNT_WITHHELD}."
+    listed = list_first_and_count_rest(list(names), MAX_NAMES)
+    return f"Not known whether the model has learned {listed}: {COUNT_WITHHELD_REASON}."
 
 
 def _find_unlearned_classes_of_run(run: RunFolderContent) -> dict[str, str]:

@@ -15,8 +15,8 @@ from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.toml import to_toml_text
 from polyclinic.server.simulation.simulate import check_simulation_experiment
 
-NOTHING = "(no class)"
-"""A second, unlabelled column for a site with one class: npz files with one column hold class numbers."""
+UNLABELLED_COLUMN = "(no class)"
+"""Name of a second, unlabelled column for a site with one class; a single column would be read as class numbers."""
 
 _SITE_TOML = """\
 name = {name}
@@ -40,18 +40,18 @@ def export_simulated_sites(file: ExperimentFile, out: Path) -> list[Path]:
     """Write ``out/SITE/images.npz`` and ``out/SITE/site.toml`` for every site of an experiment; return the folders.
 
     Raises:
-        BadInput: With every fault of the experiment, or if files of a site exist already.
+        BadInput: If the experiment has faults, or a site's files exist already.
     """
     method, data = check_simulation_experiment(file)
     if method.site.pooled_missing_labels != "no":
         problem = f'"{file.experiment.run.method}" puts all images in one place; it has no sites.'
         raise BadInput([Fault(f"{file.path.name}: run.method", problem)])
     folders = [join_plain_name(out, PlainName(part.site)) for part in data.parts]
-    full = [folder for folder in folders if any((folder / name).exists() for name in ("images.npz", "site.toml"))]
-    raise_faults([Fault(f"--out {out}", f"{folder} holds a site already.", "Name another folder.") for folder in full])
+    used = [folder for folder in folders if any((folder / name).exists() for name in ("images.npz", "site.toml"))]
+    raise_faults([Fault(f"--out {out}", f"{folder} holds a site already.", "Name another folder.") for folder in used])
     with remove_outputs_on_failure(out, *folders):
-        for index, (own, folder) in enumerate(zip(data.parts, folders, strict=True)):
-            make_private_folder(folder)  # it holds images and patients' numbers, and a key later
+        for index, (site_part, folder) in enumerate(zip(data.parts, folders, strict=True)):
+            make_private_folder(folder)  # it holds images and patients' numbers, and later a key
             site = select_simulated_site_images(data, index, "no")
             arrays = dict[str, NDArray[Any]]()
             for part, images in {"train": site.train, "val": site.validation, "test": site.test}.items():
@@ -68,9 +68,12 @@ def export_simulated_sites(file: ExperimentFile, out: Path) -> list[Path]:
             content = io.BytesIO()
             np.savez(content, allow_pickle=False, **arrays)
             write_atomically(folder / "images.npz", [content.getbuffer()], private=True)
-            columns = own.class_names if len(own.class_names) > 1 else (*own.class_names, NOTHING)
+            annotated = site_part.class_names
+            columns = annotated if len(annotated) > 1 else (*annotated, UNLABELLED_COLUMN)
             text = _SITE_TOML.format(
-                name=to_toml_text(own.site), classes=to_toml_text(columns), annotates=to_toml_text(own.class_names)
+                name=to_toml_text(site_part.site),
+                classes=to_toml_text(columns),
+                annotates=to_toml_text(annotated),
             )
             write_atomically(folder / "site.toml", text.encode())
     return folders

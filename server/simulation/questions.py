@@ -1,4 +1,4 @@
-"""Ask the simulated sites of an experiment a question, in this process and with the hospitals' own code."""
+"""Ask the simulated sites of an experiment a question, in this process and with the code of ``flwr-client``."""
 
 import tempfile
 from collections.abc import Callable
@@ -13,10 +13,15 @@ from polyclinic.server.simulation.backends.inline import import_client_app, run_
 from polyclinic.server.simulation.simulate import check_simulation_experiment
 
 T = TypeVar("T")
+"""Type of the result of a question."""
 
 
 def ask_simulated_sites(file: ExperimentFile, deadline_s: float, ask: Callable[[QuestionExchange], T]) -> T:
-    """Call ``ask`` with an exchange whose sites are those of an experiment; return its result.
+    """Ask the simulated sites of an experiment a question; return the result of ``ask``.
+
+    Args:
+        deadline_s: Seconds that a site has for each answer.
+        ask: Asks over an exchange, and returns the result.
 
     Raises:
         BadInput: With every fault of the experiment or its data.

@@ -78,8 +78,8 @@ from polyclinic.strategies.privacy.gradients import find_network_privacy_faults
 from polyclinic.strategies.registry import build_experiment_strategy
 from polyclinic.strategies.run_length import complete_round_settings, find_unreached_stage_faults
 
-NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
-"""Key of a kind of data by which a person can say whose images they are."""
+PATIENT_KEYS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
+"""Kind of data set -> key of ``[data]`` that names the patient of each image."""
 
 
 def simulate(
@@ -99,17 +99,17 @@ def simulate(
     """Run a simulated experiment and write the run folder ``out``; return the summary.
 
     Args:
-        web_port: Port of the live view, 0 for any free one; None for no live view.
+        web_port: Port of the live view, 0 for any free port; None for no live view.
         resume: Continue the run in ``out`` from its last checkpoint. For a finished run, return its summary and write
             missing pages.
-        progress: How progress is displayed; nothing is displayed on a quiet console.
-        pages: Whether to write report and model card.
+        progress: Format of the displayed progress; on a quiet console nothing is displayed.
+        pages: True to write report and model card.
         ray_process: The process that drives Ray, if the caller has started it for this experiment.
-        watcher: Receives the events of the run, in addition to the progress that is displayed.
-        keep_data: Whether data that this process has loaded for an earlier run are used again.
+        watcher: Receives the events of the run, in addition to the displayed progress.
+        keep_data: True to use data again that this process has loaded for an earlier run.
 
     Raises:
-        BadInput: With every fault of the experiment and its data, before anything is written or trained.
+        BadInput: If the experiment or its data have faults; before training begins or a file is written.
         TooFewSites: If sites fail during the run.
     """
     begun = read_begun_experiment(out) if resume else None
@@ -127,7 +127,7 @@ _TABLE_EXAMPLES = {
     "partition": 'Write [partition], such as kind = "class_subsets", sites = 2, shared = 1; in Python '
     'settings={"partition": {"kind": "class_subsets", "sites": 2, "shared": 1}}.',
 }
-"""What to write where a table is missing."""
+"""Missing table of an experiment -> remedy for the message."""
 
 
 @dataclass
@@ -161,7 +161,7 @@ class SimulationBackend:
         """Read the data, and check data and experiment.
 
         Raises:
-            BadInput: With every fault.
+            BadInput: If the data or the experiment have faults.
         """
         if not self.keep_data:
             clear_simulated_data_cache()
@@ -175,14 +175,15 @@ class SimulationBackend:
     def run_all_rounds(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run all rounds in simulation, and choose sample images for the report."""
         experiment, folder, data = self.experiment, opening.folder, self.data
-        if experiment.training.precision == "fastest":  # the same for all sites; a resumed run keeps its choice
+        if experiment.training.precision == "fastest":  # one choice for all sites, which a resumed run keeps
             plan = make_hospital_plan(experiment)
             arithmetic = choose_number_format(plan, self._evaluation_device, folder.path, durable=False)
             self.tell(f"fastest on this machine: {arithmetic}")
             experiment = copy_with_number_format(experiment, arithmetic)
-        server_data = data.server if experiment.server_data else None  # a partition's own images are of the data set
+        # Without [server_data], the coordinator's images are a part of the data set, which is hashed as a whole.
+        server_data = data.server if experiment.server_data else None
         record_data_hashes_or_refuse(opening, hash_run_data_sets(data.splits, server_data, self.external))
-        setting = self._make_run_context(opening, experiment.training.precision)
+        run_context = self._make_run_context(opening, experiment.training.precision)
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
                 folder.append_event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
@@ -203,18 +204,19 @@ class SimulationBackend:
         if not data.patients_known:
             folder.append_event("patients_unknown")
             kind = self.experiment.data.kind if self.experiment.data else ""
-            key = NAMES_PATIENTS.get(kind)
+            key = PATIENT_KEYS.get(kind)
             if key is not None:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
         with self._show_run_progress(folder.path) as watchers:
-            summary = self._run_federation(setting, experiment, watchers)
+            summary = self._run_federation(run_context, experiment, watchers)
         if self.method.site.has_global_model and len(data.test_images) and report_shows_sample_images(self.experiment):
             network = load_model(folder.path)
-            write_sample_images(folder.path, network, data.test_images, setting.device, setting.precision)
+            write_sample_images(folder.path, network, data.test_images, run_context.device, run_context.precision)
         return summary
 
     def _make_run_context(self, opening: OpenedRunFolder, precision: Precision) -> RunContext:
-        experiment, data = self.experiment, self.data
+        experiment = self.experiment
+        data = self.data
         table = getattr(experiment.data, "labels", None)
         return RunContext(
             base=self.file.base_folder,
@@ -225,7 +227,7 @@ class SimulationBackend:
             backend=experiment.simulation.backend,
             device=self._evaluation_device,
             precision=precision,
-            own=data.server,
+            server_data=data.server,
             test=data.test_images,
             external=self.external,
             site_tests=lambda: select_site_test_images(data),
@@ -247,7 +249,7 @@ class SimulationBackend:
 
     @cached_property
     def _notes(self) -> tuple[str, ...]:
-        """The remarks for the user on data set, external test set, labels, task, loss and transform, each once."""
+        """Notes for the user on data set, external test set, labels, task, loss and transform; each note once."""
         sets = [self.data.splits.train, *([self.external] if self.external else [])]
         notes = [note for images in sets for note in images.notes]
         notes += list_training_notes(
@@ -260,7 +262,7 @@ class SimulationBackend:
 
     @cached_property
     def _omissions(self) -> tuple[str, ...]:
-        """The sentences on what is left out of the data set and of the external test set, each once."""
+        """Sentences on images that are left out of the data set or the external test set; each sentence once."""
         external = [f"External test set: {sentence}" for sentence in self.external.omissions] if self.external else []
         unlabelled = [sentence] if (sentence := describe_unlabelled_images(self.data)) else []
         return tuple(dict.fromkeys((*self.data.splits.train.omissions, *unlabelled, *external)))
@@ -272,8 +274,8 @@ class SimulationBackend:
 
     @cached_property
     def _site_order(self) -> Mapping[str, SiteAdmissionLimits]:
-        """The place of each site in the partition, which stands for the order of admission."""
-        return {site: SiteAdmissionLimits(order=place) for place, site in enumerate(self._list_site_names())}
+        """Site -> its index in the partition, which simulates the order of admission."""
+        return {site: SiteAdmissionLimits(order=index) for index, site in enumerate(self._list_site_names())}
 
     def _list_site_names(self) -> tuple[str, ...]:
         """Return the names of the sites, in the order of the partition."""
@@ -282,7 +284,7 @@ class SimulationBackend:
 
     @contextmanager
     def _show_run_progress(self, out: Path) -> Iterator[list[SilentRunProgress]]:
-        """Within the context, show the progress of the run; also serve the live view if ``web_port`` is set."""
+        """In the ``with`` block, show the progress of the run, and serve the live view if ``web_port`` is set."""
         run = self.experiment.run
         name = run.name or run.method
         with ExitStack() as stack:
@@ -292,36 +294,40 @@ class SimulationBackend:
                 watchers.append(self.watcher)
             if self.web_port is not None:
                 stack.enter_context(serve_live_view_during_run(out, self.web_port, self.tell))
-                present = CurrentRun(str(out.resolve()), name)
-                watchers.append(stack.enter_context(RunReporter(present, out, lambda line: None)))
+                current_run = CurrentRun(str(out.resolve()), name)
+                watchers.append(stack.enter_context(RunReporter(current_run, out, lambda line: None)))
             yield watchers
 
     def _run_federation(
-        self, setting: RunContext, experiment: Experiment, watchers: list[SilentRunProgress]
+        self, run_context: RunContext, experiment: Experiment, watchers: list[SilentRunProgress]
     ) -> dict[str, Any]:
-        base, summaries = self.file.base_folder, list[dict[str, Any]]()
+        """Run all rounds on Ray or in this process; return the run's summary."""
+        base = self.file.base_folder
+        summaries = list[dict[str, Any]]()
 
         def run_on_grid(grid: Any) -> None:
-            workers = getattr(grid, "workers", setting.workers)
-            summaries.append(run_federation(grid, self.experiment, replace(setting, workers=workers), watchers))
+            workers = getattr(grid, "workers", run_context.workers)
+            summaries.append(run_federation(grid, self.experiment, replace(run_context, workers=workers), watchers))
 
-        text, path = experiment.model_dump_json(), setting.folder.path.resolve()
+        text = experiment.model_dump_json()
+        path = run_context.folder.path.resolve()
         if self.ray_process is not None:
-            note = setting.folder.append_event
             images = load_undivided_data(self.experiment, base)
-            run = SimulatedRunData(text, base, path, self._list_site_names(), images, note)
+            record_event = run_context.folder.append_event
+            run = SimulatedRunData(text, base, path, self._list_site_names(), images, record_event)
             run_on_ray(run_on_grid, run, self.ray_process)
         else:
-            run_with_inline_grid(run_on_grid, import_client_app(text, base, path), setting.sites)
+            run_with_inline_grid(run_on_grid, import_client_app(text, base, path), run_context.sites)
         return summaries[0]
 
     @property
     def _evaluation_device(self) -> str:
+        """The torch device of the coordinator's own evaluation."""
         return "cuda" if torch.cuda.is_available() and self.experiment.simulation.gpus_per_site != 0 else "cpu"
 
 
 def _write_shared_pictures(folder: Path, shared: Sequence[SharedPicture]) -> None:
-    """Write the pictures that two parts of the data set share into ``duplicates.csv``, unless there are none."""
+    """Write the pictures that two parts of the data set have in common to ``duplicates.csv``, if there are any."""
     if not shared:
         return
     text = io.StringIO()
@@ -334,10 +340,10 @@ def _write_shared_pictures(folder: Path, shared: Sequence[SharedPicture]) -> Non
 def check_simulation_experiment(
     file: ExperimentFile, tell: Callable[[str], object] = lambda line: None, *, is_begun: bool = False
 ) -> tuple[Method, SimulatedData]:
-    """Check everything that can be checked before training; return the method and the data.
+    """Check the experiment and its data before training; return the method and the data.
 
     Args:
-        is_begun: True if a run with this experiment has begun already; it goes on with the stages that it has.
+        is_begun: True for a resumed run, whose stages are not checked again.
 
     Raises:
         BadInput: With all faults.
@@ -358,8 +364,8 @@ def check_simulation_experiment(
     if experiment.data is not None:
         faults += find_dataset_faults(experiment.data, file.base_folder)
     faults += find_external_test_faults(experiment.external_test, file.base_folder)
-    # Empty where only the data can tell.
-    keys = ("keep", "class_names", "classes")  # those of a table are by its own names in "classes"
+    # The names are empty if they are only in the data. In "classes", a table has its own names of classes.
+    keys = ("keep", "class_names", "classes")
     class_names = next((names for key in keys if (names := getattr(experiment.data, key, ()))), ())
     if class_names and experiment.partition is not None:
         class_names = tuple(group_words_by_class(class_names, experiment.vocabulary or {}))
@@ -371,8 +377,8 @@ def check_simulation_experiment(
         data = load_simulated_data(experiment, file.base_folder, tell)
         contract = data.label_contract
         if is_segmentation(experiment.model.task):
-            own = None if data.server is None else data.server.train
-            raise_faults(find_missing_mask_faults({"data": data.splits.train, "server_data": own}))
+            server_images = None if data.server is None else data.server.train
+            raise_faults(find_missing_mask_faults({"data": data.splits.train, "server_data": server_images}))
         raise_faults(find_missing_coordinator_images(method, data.server))
         classes = contract.class_names
         keeps_norm = method.site.keeps_batch_norm_local
@@ -392,12 +398,13 @@ def check_simulation_experiment(
     except BadInput as error:
         raise BadInput(prefix_fault_with_file(file, fault) for fault in error.faults) from None
     if method.site.pooled_missing_labels == "no":
-        section, sites = experiment.participation, len(contract.sites)
+        section = experiment.participation
+        sites = len(contract.sites)
         counts = {f"participation.{key}": getattr(section, key) for key in ("min_sites", "sites_per_round")}
         counts["evaluation.sites"] = experiment.evaluation.sites or 0
-        few = f"but the partition makes {sites} sites."
-        excess = {key: count for key, count in counts.items() if count > sites}
-        raise_faults([Fault(f"{file.path.name}: {key}", f"is {count}, {few}") for key, count in excess.items()])
+        reason = f"but the partition makes {sites} sites."
+        too_large = {key: count for key, count in counts.items() if count > sites}
+        raise_faults([Fault(f"{file.path.name}: {key}", f"is {count}, {reason}") for key, count in too_large.items()])
     return method, data
 
 
@@ -407,7 +414,7 @@ def read_external_test_set(
     """Read the external test set; return None if the experiment has none.
 
     Raises:
-        BadInput: With all faults, or if the set labels no class of the sites.
+        BadInput: If the set has faults, or labels no class of the sites.
     """
     try:
         store = open_simulation_image_store(file.experiment, file.base_folder, tell)
@@ -425,10 +432,11 @@ def read_external_test_set(
 def _find_simulation_setting_faults(experiment: Experiment) -> list[Fault]:
     """Return a fault for each setting with which a simulation cannot run.
 
-    These are a missing ``[data]`` or ``[partition]``, more GPUs than are visible, and secure aggregation on Ray.
+    The settings are a missing ``[data]`` or ``[partition]``, named hospitals, more GPUs than this process sees, and
+    secure aggregation on Ray.
     """
-    absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
-    faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", _TABLE_EXAMPLES[name]) for name in absent]
+    missing = [name for name in ("data", "partition") if getattr(experiment, name) is None]
+    faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", _TABLE_EXAMPLES[name]) for name in missing]
     if experiment.participation.sites:
         problem = "names hospitals; the sites of a simulation are those of its partition."
         faults.append(Fault("participation.sites", problem, "Leave it out: --set participation.sites=[]"))

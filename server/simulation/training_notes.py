@@ -1,4 +1,4 @@
-"""Sentences for the user, before training and in the report, about the labels, the task, the loss and the transform."""
+"""Notes for the user, before training and in the report, about labels, task, loss and transform."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -16,10 +16,10 @@ from polyclinic.strategies.local.losses import Missing
 from polyclinic.strategies.local.plugin_calls import describe_softmax_like_loss
 
 LabelWord = Literal["present", "absent"]
-MOST_NAMED = 8
-"""Classes that a sentence names; more are counted."""
-_GENERATED = ("digits", "phantom", "organs", "composites")
-"""Kinds of data that the product generates; their experiments choose the task."""
+MAX_NAMES = 8
+"""Greatest number of classes that a sentence names; a sentence with more classes only has their number."""
+_GENERATED_KINDS = ("digits", "phantom", "organs", "composites")
+"""Kinds of data sets that Polyclinic generates; their experiments set the task."""
 
 
 def list_training_notes(
@@ -28,16 +28,16 @@ def list_training_notes(
     """Return the notes on an experiment whose data and plug-ins were checked.
 
     Args:
-        missing: How the loss treats classes that a site does not annotate.
-        is_transform_repeatable: False if the transform changes the same images in another way with the same seed.
+        missing: Treatment of classes that a site does not annotate, in the loss.
+        is_transform_repeatable: False if the transform gives different results for the same images and seed.
     """
+    # A segmentation model also learns an organ that every image shows, from the pixels around it.
+    if is_segmentation(experiment.model.task):
+        label_notes = describe_organs_never_shown(data)
+    else:
+        label_notes = describe_classes_of_one_label(experiment, data)
     notes = (
-        # An organ that every image shows is learned all the same, from its pixels.
-        *(
-            describe_organs_never_shown(data)
-            if is_segmentation(experiment.model.task)
-            else describe_classes_of_one_label(experiment, data)
-        ),
+        *label_notes,
         describe_exclusive_labels(experiment, data),
         describe_softmax_like_loss(experiment, len(data.label_contract.class_names), missing),
         "" if is_transform_repeatable else _describe_unrepeatable_transform(experiment),
@@ -46,7 +46,7 @@ def list_training_notes(
 
 
 def describe_classes_of_one_label(experiment: Experiment, data: SimulatedData) -> Iterator[str]:
-    """Yield a sentence on the classes whose known labels are all 1, and one on those whose labels are all 0.
+    """Yield a sentence on the classes whose known labels are all 1, and on the classes whose known labels are all 0.
 
     Such a class has no AUROC, and a model that is trained on it gives every image the same answer.
     """
@@ -57,34 +57,34 @@ def describe_classes_of_one_label(experiment: Experiment, data: SimulatedData) -
         if not names:
             continue
         classes = (
-            quote_names(names) if len(names) <= MOST_NAMED else format_count_with_noun(len(names), "class", "classes")
+            quote_names(names) if len(names) <= MAX_NAMES else format_count_with_noun(len(names), "class", "classes")
         )
-        none = "NO CLASS WILL HAVE AN AUROC. " if len(names) == len(labels_by_class) else ""
+        warning = "NO CLASS WILL HAVE AN AUROC. " if len(names) == len(labels_by_class) else ""
         fact = f"Every known label of {classes} says {word}: a model cannot learn to tell images apart."
-        yield f"{none}{fact} {suggest_other_label(experiment, other)}"
+        yield f"{warning}{fact} {suggest_other_label(experiment, other)}"
 
 
 def describe_organs_never_shown(data: SimulatedData) -> Iterator[str]:
-    """Yield a sentence on each site with organs that it annotates and that none of its training masks show.
+    """Yield a sentence on each site that annotates organs which none of its training masks show.
 
-    Such a site trains that the organ is absent everywhere, which is wrong if nobody outlined it there. An organ that no
-    mask of the run shows has a sentence in the report.
+    Training at such a site teaches the model that the organ is absent, which is wrong if nobody outlined it there. An
+    organ that no mask of the run shows is left out here; the report has a sentence on it.
     """
     counts = data.positive_training_counts
-    for site, of_site in counts.items():
+    for site, site_counts in counts.items():
         names = [
             name
-            for name, count in of_site.items()
-            if not count and any(of_other.get(name) for of_other in counts.values())
+            for name, count in site_counts.items()
+            if not count and any(other_counts.get(name) for other_counts in counts.values())
         ]
         if names:
-            fact = f"{site} annotates {quote_names(names, MOST_NAMED)}, and none of its training masks show it"
+            fact = f"{site} annotates {quote_names(names, MAX_NAMES)}, and none of its training masks show it"
             remedy = "If nobody outlined it there, take it from the classes of this site, or leave the cells blank."
             yield f"{fact}: the site teaches that it is absent in every image. {remedy}"
 
 
 def suggest_other_label(experiment: Experiment, other: LabelWord) -> str:
-    """Return what to write in ``[data]``, so that some images get the other label."""
+    """Return a remedy for a class with only one label: a change of ``[data]`` that gives images the other label."""
     spec = experiment.data
     if not isinstance(spec, LabelColumnsSpec):
         return f"Add images with the label {1 if other == 'present' else 0}."
@@ -98,10 +98,15 @@ def suggest_other_label(experiment: Experiment, other: LabelWord) -> str:
 
 
 def describe_exclusive_labels(experiment: Experiment, data: SimulatedData) -> str:
-    """Return a note if each training image shows exactly one class, and nobody chose the task; else an empty text."""
+    """Return a note if each training image shows exactly one class but the task is not set; empty otherwise."""
     labels = data.splits.train.labels
     kind = experiment.data.kind if experiment.data else ""
-    if kind in _GENERATED or "task" in experiment.model.model_fields_set or labels.shape[1] < 2 or not len(labels):
+    if (
+        kind in _GENERATED_KINDS
+        or "task" in experiment.model.model_fields_set
+        or labels.shape[1] < 2
+        or not len(labels)
+    ):
         return ""
     if experiment.model.task != "multi_label" or not bool(np.isin(labels, (0, 1)).all()):
         return ""
@@ -125,11 +130,11 @@ def _describe_unrepeatable_transform(experiment: Experiment) -> str:
 def describe_unlabelled_images(data: SimulatedData) -> str:
     """Return a sentence that counts the images without any known label; empty if there are none."""
     test = data.test_images.labels
-    of_parts = [
+    counts_by_part = [
         (data.unlabelled_training_count, sum(len(part.train) for part in data.parts), "training"),
         (int(np.isnan(test).all(axis=1).sum()), len(test), "test"),
     ]
-    counts = [f"{count:,} of {total:,} {part} images" for count, total, part in of_parts if count]
+    counts = [f"{count:,} of {total:,} {part} images" for count, total, part in counts_by_part if count]
     if not counts:
         return ""
     return f"{join_as_english_list(counts)} have no known label: scores and counts of labels leave them out."

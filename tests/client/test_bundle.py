@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from polyclinic.client.connection.answer_bounds import BUNDLE_MAX_BYTES
 from polyclinic.client.connection.fleet_client import ALLOWED_BUNDLE_FILES, find_app_bundle_fault
-from polyclinic.server.deployment.superlink.fleet_service import BUNDLE
+from polyclinic.server.deployment.superlink.fleet_service import APP_BUNDLE
 
 NAME = ["pyproject.toml"]
 """All that our own coordinator puts into a bundle."""
@@ -31,7 +31,7 @@ def fault_of(content: bytes) -> str:
 
 
 def test_the_bundle_of_our_own_coordinator_is_accepted_and_one_with_code_is_refused() -> None:
-    assert fault_of(BUNDLE) == ""
+    assert fault_of(APP_BUNDLE) == ""
     assert "carries client/app.py;" in fault_of(zipped([*NAME, "client/app.py"]))
 
 
@@ -49,7 +49,7 @@ def test_any_file_but_the_two_is_refused_whatever_lies_beside_it(may: set[str], 
 
 
 def test_a_bundle_that_is_not_the_one_the_run_names_is_refused_whatever_it_holds() -> None:
-    content = BUNDLE
+    content = APP_BUNDLE
     named = hashlib.sha256(content).hexdigest()
     for other, expected in ((zipped(NAME), named), (content + b"\0", named), (b"", named), (content, "")):
         assert "is not the one" in find_app_bundle_fault(other, expected)

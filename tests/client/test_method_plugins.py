@@ -212,8 +212,8 @@ def test_receipt_and_verify_name_the_package(module: Path, tmp_path: Path, monke
     assert stamp == identify_plugin(METHODS, "louder")
     same = verify_run(tmp_path / "run")
     assert not same.faults
-    assert f"plug-in {stamp}: the same files here" in same.right
-    assert any("make the model" in line for line in same.right)
+    assert f"plug-in {stamp}: the same files here" in same.verified
+    assert any("make the model" in line for line in same.verified)
     module.write_text(METHOD + "# changed\n")
     forget(monkeypatch)
     assert "the run had louder of louder 1.0" in not_checked(tmp_path / "run")
@@ -225,6 +225,6 @@ def not_checked(run: Path) -> str:
     """What verify says of the model, which the code here does not make."""
     verified = verify_run(run)
     assert not verified.faults
-    assert not any("make the model" in line or line.startswith("model.safetensors") for line in verified.right)
-    (words,) = [line for line in verified.unknown if line.startswith("model and sums: not checked")]
+    assert not any("make the model" in line or line.startswith("model.safetensors") for line in verified.verified)
+    (words,) = [line for line in verified.unverified if line.startswith("model and sums: not checked")]
     return words

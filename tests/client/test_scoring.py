@@ -44,7 +44,7 @@ from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.server.evaluation.ask import NetworkEvaluation, ask_for_figures
 from polyclinic.server.evaluation.collect import QuestionWithModels, make_question
 from polyclinic.server.evaluation.models import find_models_to_send
-from polyclinic.server.evaluation.pool import BY_HOSPITAL
+from polyclinic.server.evaluation.pool import POOLED_TEST_NAME
 from polyclinic.server.questions.exchange import QuestionExchange
 from tests.client.counted import HospitalsGrid
 from tests.client.rounds import send
@@ -303,7 +303,7 @@ def test_two_models_are_compared_by_delong_at_each_hospital_and_by_inverse_varia
     weights = [error**-2 for _, error in parts]
     pooled = compared[ALL_DATA, "Effusion", "run", "third"]
     mean = sum(weight * value for weight, (value, _) in zip(weights, parts, strict=True)) / sum(weights)
-    assert pooled.test == BY_HOSPITAL
+    assert pooled.test == POOLED_TEST_NAME
     assert pooled.difference.value == pytest.approx(mean, abs=1e-6)
     assert pooled.standard_error == pytest.approx(sum(weights) ** -0.5, abs=1e-6)
     assert {key[1:] for key in compared} == {

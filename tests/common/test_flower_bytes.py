@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from polyclinic.client.connection.fleet_client import BUNDLE_REFUSED_ERROR_CODE, SITE_ERROR_CODE, find_app_bundle_fault
 from polyclinic.common.wire import message_objects
 from polyclinic.common.wire.message_objects import encode_message_objects, make_announcement
-from polyclinic.server.deployment.superlink.fleet_service import APP
+from polyclinic.server.deployment.superlink.fleet_service import APP_BUNDLE_CONFIG
 from polyclinic.strategies.engine.exchange import MESSAGE_GONE, NODE_UNAVAILABLE
 from tests.common.flower_messages import ANYTHING, CHUNK, NUMBERS, Record, instruction, message, of_arrays, records
 from tests.flower_internals import FLOWER, flower_module
@@ -85,6 +85,6 @@ def test_a_site_takes_the_bundle_that_flower_would_make_of_our_app_and_none_with
     for more, fault in ({}, ""), ({"client/app.py": b"app = None"}, "carries client/app.py;"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # pathspec's, of a word that Flower uses
-            content = build({"pyproject.toml": APP.encode(), **more})[0]
+            content = build({"pyproject.toml": APP_BUNDLE_CONFIG.encode(), **more})[0]
         said = find_app_bundle_fault(content, hashlib.sha256(content).hexdigest())
         assert (fault in said) if fault else said == ""

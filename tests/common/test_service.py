@@ -32,7 +32,7 @@ from polyclinic.common.system.service import (
     quote_for_systemd,
 )
 from polyclinic.common.system.service_files import PROXY_VARIABLES, ServiceOptions, make_writable_folders
-from polyclinic.server.deployment.service import SERVER
+from polyclinic.server.deployment.service import SERVER_PROGRAM
 from tests.network.real import flwr_client, flwr_server
 from tests.processes import environment
 
@@ -442,7 +442,7 @@ def test_a_port_of_the_system_gets_the_one_right_that_it_needs(tmp_path: Path) -
 def test_temporary_folders_stay_open_to_a_unit_that_lies_in_one() -> None:
     """A private /tmp would hide the program, or its folder."""
     for folder, expected in (("/srv/trial", ["yes"]), ("/tmp/trial", [])):
-        service = Service(SERVER, "unit", Path(folder), ("/usr/bin/flwr-server",), account="fl", port=9092)
+        service = Service(SERVER_PROGRAM, "unit", Path(folder), ("/usr/bin/flwr-server",), account="fl", port=9092)
         assert values(make_systemd_unit(service, system=True), "PrivateTmp") == expected
 
 
@@ -460,7 +460,7 @@ def test_podmans_own_generator_makes_units_of_both_programs(tmp_path: Path) -> N
     quadlet = next((path for path in ("/usr/libexec/podman/quadlet",) if os.access(path, os.X_OK)), None)
     if quadlet is None:
         pytest.skip("Podman with quadlets (4.5 or later) is not installed")
-    for program, number in ((CLIENT_SERVICE, None), (SERVER, 9092)):
+    for program, number in ((CLIENT_SERVICE, None), (SERVER_PROGRAM, 9092)):
         service = Service(program, program.unit_prefix + "a", tmp_path, image=program.image, port=number)
         (tmp_path / f"{service.name}.container").write_text(make_quadlet(service, system=True), encoding="utf-8")
     environment = {**os.environ, "QUADLET_UNIT_DIRS": str(tmp_path)}

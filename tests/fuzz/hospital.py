@@ -29,7 +29,7 @@ from polyclinic.server.coordinator.authority import (
     make_certificate_authority,
 )
 from polyclinic.server.coordinator.folder import CoordinatorTomlContent, write_coordinator_toml
-from polyclinic.server.deployment.superlink.fleet_service import BUNDLE, BUNDLE_SHA256
+from polyclinic.server.deployment.superlink.fleet_service import APP_BUNDLE, APP_BUNDLE_SHA256
 from tests.hostile_requests import HostileRequest, sign_hostile_request
 
 SITE = """name = "north"
@@ -66,9 +66,9 @@ class LinkInMemory(FleetClient):
             return answer.SerializeToString(), memoryview(content or b"")
         answer = getattr(fleet, f"{call}Response")()
         if call == "GetRun":
-            answer.run.fab_hash = BUNDLE_SHA256
+            answer.run.fab_hash = APP_BUNDLE_SHA256
         if call == "GetFab":
-            answer.fab.content = BUNDLE
+            answer.fab.content = APP_BUNDLE
         return answer
 
 

@@ -229,7 +229,7 @@ def main() -> None:
 
         command = process.make_superlink_command
         if program == "supervised":
-            supervisor.PROGRAM = (*again, "server")
+            supervisor.LEADER_COMMAND = (*again, "server")
         elif program == "serving":
             process.make_superlink_command = lambda coordinator: [
                 *again,

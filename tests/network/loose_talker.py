@@ -12,12 +12,12 @@ from flwr.app import Error, Message
 
 import polyclinic.client.cli
 from polyclinic.client.connection.service import HospitalMessageLoop
-from polyclinic.server.deployment.superlink.fleet_service import LONGEST_ENVELOPE
+from polyclinic.server.deployment.superlink.fleet_service import MAX_ENVELOPE_BYTES
 from tests import harms
 from tests.words import FORGED
 
-LONG = ("\x1b[2J\u202e<script>alert(1)</script>" * 1_000)[: LONGEST_ENVELOPE // 2]
-"""Longer ones never get in: a reply whose words are above ``LONGEST_ENVELOPE`` is refused as it comes."""
+LONG = ("\x1b[2J\u202e<script>alert(1)</script>" * 1_000)[: MAX_ENVELOPE_BYTES // 2]
+"""Longer ones never get in: a reply whose words are above ``MAX_ENVELOPE_BYTES`` is refused as it comes."""
 WORDS = "\x1b]0;PWNED\x07\x1b[31m\x9b2J\u202egnp.exe" + FORGED
 Spoil = Callable[[Message, Message], Message]
 """Makes of what was asked, and the honest reply, the reply that leaves."""

@@ -18,7 +18,7 @@ from polyclinic.common.security.delivery import (
     SIGNATURE_FILE,
     THRESHOLDS_FILE,
 )
-from polyclinic.server.delivery.own_report import REPLY_WORDS
+from polyclinic.server.delivery.own_report import REPLY_DESCRIPTIONS
 from tests.network.federated import Federation, admitted
 from tests.network.real import FULL, flwr_client, flwr_server, flwr_sim, lines_of, summary_of
 from tests.server.reports import body_text
@@ -76,8 +76,8 @@ def test_the_report_of_a_hospital_has_its_own_figures_and_no_others(handed_out: 
     sent = [
         line for line in lines_of(handed_out.north.folder / "state" / "audit.jsonl") if line.get("direction") == "out"
     ]
-    assert {name for name in REPLY_WORDS if name in text} == {
-        line["record"] for line in sent if line["record"] in REPLY_WORDS
+    assert {name for name in REPLY_DESCRIPTIONS if name in text} == {
+        line["record"] for line in sent if line["record"] in REPLY_DESCRIPTIONS
     }
 
 

@@ -15,7 +15,7 @@ from polyclinic.common.security.identity import read_connection_kit, read_privat
 from polyclinic.common.wire import fleet_protocol as fleet
 from polyclinic.server.coordinator.folder import read_coordinator_folder
 from polyclinic.server.deployment.superlink.control_client import SuperLinkControlClient
-from polyclinic.server.deployment.superlink.refused_calls import PAUSE_S
+from polyclinic.server.deployment.superlink.refused_calls import REPEAT_INTERVAL_S
 from polyclinic.server.deployment.superlink.registrations import RegisteredSite
 from tests.fleet_stub import FleetStub, UnregisterNodeRequest
 from tests.network.federated import EVERYBODY, SLOW, Federation, events
@@ -64,7 +64,7 @@ def test_a_forger_that_calls_in_others_names_all_through_a_run_changes_nothing_a
     assert {event["caller"] for event in refused} == {"south"}
     assert {event["other"] for event in refused} >= {"east", "north"}
     repeated = Counter(tuple(event[key] for key in ("caller", "call", "reason", "other")) for event in refused)
-    assert max(repeated.values()) <= (time.monotonic() - begun) / PAUSE_S + 2
+    assert max(repeated.values()) <= (time.monotonic() - begun) / REPEAT_INTERVAL_S + 2
     verified = flwr_server("verify", federation.out)
     assert verified.code == 0, verified.out
     assert "each signed by its site" in verified.out

@@ -173,13 +173,14 @@ def test_labels_that_look_like_one_class_stop_the_run(trial: Trial, hospital: Ho
 SHIPPING = """
 import sys
 from polyclinic.server.deployment.superlink import fleet_service as service
-service.BUNDLE = service.make_flower_app_bundle(service.APP.replace("installed:at_the_site", "evil:app"))
+config = service.APP_BUNDLE_CONFIG.replace("installed:at_the_site", "evil:app")
+service.APP_BUNDLE = service.make_flower_app_bundle(config)
 import hashlib, io, zipfile
-archive = io.BytesIO(service.BUNDLE)
+archive = io.BytesIO(service.APP_BUNDLE)
 with zipfile.ZipFile(archive, "a") as made:
     made.writestr("evil.py", f"open({MARKER!r}, 'w').write('ran'); app = None")
-service.BUNDLE = archive.getvalue()
-service.BUNDLE_SHA256 = hashlib.sha256(service.BUNDLE).hexdigest()
+service.APP_BUNDLE = archive.getvalue()
+service.APP_BUNDLE_SHA256 = hashlib.sha256(service.APP_BUNDLE).hexdigest()
 from polyclinic.server.deployment.superlink.program import main
 main(sys.argv[1:])
 """

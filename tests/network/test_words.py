@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 
 from polyclinic.server.reporting.model_card import render_model_card
 from polyclinic.server.reporting.run_report import write_run_report
-from polyclinic.server.runs.unlearned import NO_POSITIVE
+from polyclinic.server.runs.unlearned import NO_POSITIVE_REASON
 from tests.federations import SMALL_RUN
 from tests.network.federated import connected, events, hash_in, sites_by_round
 from tests.network.real import Coordinator, Program, Site, flwr_client, flwr_server, flwr_sim, summary_of, written
@@ -230,7 +230,7 @@ def test_a_class_that_no_image_of_its_hospitals_shows_is_unlearned_as_far_as_the
     north.start()
     federation.coordinator.sees(*federation.sites)
     federation.run("none").succeeds()
-    assert summary_of(federation.folder / "none")["unlearned"] == {"Basophil": NO_POSITIVE}
+    assert summary_of(federation.folder / "none")["unlearned"] == {"Basophil": NO_POSITIVE_REASON}
     assert summary_of(federation.folder / "none")["maybe_unlearned"] == []
     table = federation.folder / "none.csv"
     flwr_sim("predict", federation.folder / "none", picture, "--out", table)

@@ -16,6 +16,10 @@ def no_pages(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    supervisor.PROGRAM = (sys.executable, "-m", "tests.network.without_pages")  # what leads the run is a child of this
+    supervisor.LEADER_COMMAND = (
+        sys.executable,
+        "-m",
+        "tests.network.without_pages",
+    )  # what leads the run is a child of this
     polyclinic.server.federation.set_up.write_run_pages = no_pages
     polyclinic.server.cli.main()

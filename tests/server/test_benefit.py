@@ -25,7 +25,7 @@ from polyclinic.data.images.pixels import convert_to_channels_first
 from polyclinic.server.federation.benefit import compute_comparison_deadline_s
 from polyclinic.server.federation.ensemble import evaluate_ensemble, find_local_model_folders
 from polyclinic.server.reporting.run_claims import (
-    WITHHELD_BY_SITE,
+    WITHHELD_REASON,
     describe_site_benefits,
     list_further_limitations,
     list_prominent_limitations,
@@ -110,7 +110,7 @@ def test_the_sites_that_lose_stand_beside_the_runs_result(run: RunFolderContent)
     sites = {"site-1": SiteBenefit(benefit=replace(benefit, gain=worse)), "site-2": SiteBenefit()}
     losing = replace(run, summary=run.summary.model_copy(update={"benefit": sites}))
     assert any("1 of 1 site that compared is better off alone" in limit for limit in list_prominent_limitations(losing))
-    assert WITHHELD_BY_SITE in describe_site_benefits(losing)[1].sentence
+    assert WITHHELD_REASON in describe_site_benefits(losing)[1].sentence
 
 
 def test_where_there_is_nothing_to_compare_with_an_experiment_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from polyclinic.common.metrics.bootstrap import AurocIntervals
 from polyclinic.common.metrics.calibration import DecisionCounts, ScoreQuality
 from polyclinic.common.metrics.pooled import SiteSampleIntervals
 from polyclinic.server.reporting.run_claims import (
-    MOST_NAMED,
+    MAX_NAMES,
     describe_run_result,
     list_further_limitations,
     list_prominent_limitations,
@@ -273,7 +273,7 @@ def check_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run: Ru
     few = {f"{site} ({count})" for site, count in chosen_on.items() if count is not None and count < FEW}
     sentences = [s for s in further if s.startswith("Few validation images")]
     assert bool(sentences) == (bool(few) and summary.best_round is not None)
-    assert all(text in sentences[0] for text in few if sentences and len(few) <= MOST_NAMED)
+    assert all(text in sentences[0] for text in few if sentences and len(few) <= MAX_NAMES)
     sites_of = {name: owners(run, name) for name in summary.classes}
     untold = {
         name

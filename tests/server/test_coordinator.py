@@ -44,10 +44,10 @@ from polyclinic.server.coordinator.folder import (
     write_coordinator_toml,
 )
 from polyclinic.server.coordinator.preflight import find_hospital_port_faults, make_no_superlink_fault
-from polyclinic.server.coordinator.state import SOCKET, ControlSocketPath, is_control_socket_listening
+from polyclinic.server.coordinator.state import CONTROL_SOCKET, ControlSocketPath, is_control_socket_listening
 from polyclinic.server.deployment.serve import synchronize_site_registrations
 from polyclinic.server.deployment.superlink.control_client import (
-    SERVICE,
+    CONTROL_SERVICE,
     SuperLinkControlClient,
     convert_openssh_key_to_pem,
     is_superlink_answering,
@@ -329,7 +329,7 @@ def test_who_can_open_the_folder_is_answered_and_no_other_port_is_open(running: 
     with closing(SuperLinkControlClient(running)) as control:
         assert control.list_registered_sites() == []
     with closing(ControlSocketPath(running.state_path)) as place, grpc.insecure_channel(place.grpc_address) as channel:
-        code, _ = refused(channel.unary_unary(f"/{SERVICE}/None"), b"", timeout=20)
+        code, _ = refused(channel.unary_unary(f"/{CONTROL_SERVICE}/None"), b"", timeout=20)
         assert code == grpc.StatusCode.UNIMPLEMENTED
     listening = [link for link in superlink().net_connections("inet") if link.status == psutil.CONN_LISTEN]
     assert {link.laddr.port for link in listening} == {running.file.port}
@@ -357,8 +357,8 @@ def test_another_account_of_the_machine_cannot_connect(running: CoordinatorFolde
         with closing(ControlSocketPath(state)) as place, socket.socket(socket.AF_UNIX) as listening:
             listening.bind(place.path)
             listening.listen()
-            (state / SOCKET).chmod(0o777)
-            call = [sys.executable, "-P", "-c", code, str(state / SOCKET)]
+            (state / CONTROL_SOCKET).chmod(0o777)
+            call = [sys.executable, "-P", "-c", code, str(state / CONTROL_SOCKET)]
             assert subprocess.run(call, capture_output=True, text=True, check=True).stdout == ""
             state.chmod(running.state_path.stat().st_mode & 0o777)  # as flwr-server start leaves it
             assert subprocess.run(call, capture_output=True, text=True, check=True).stdout == "refused\n"
@@ -371,7 +371,7 @@ def test_the_socket_that_a_killed_superlink_left_takes_no_connections(tmp_path: 
     assert not is_control_socket_listening(tmp_path)
     with closing(ControlSocketPath(tmp_path)) as place, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(place.path)
-    assert (tmp_path / SOCKET).is_socket()
+    assert (tmp_path / CONTROL_SOCKET).is_socket()
     assert not is_control_socket_listening(tmp_path)
     assert not is_control_socket_listening(tmp_path / "absent")
 

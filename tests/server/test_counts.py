@@ -9,7 +9,7 @@ from polyclinic.common.counts import CountQuestion, make_row_name
 from polyclinic.common.vocabulary import VocabularyEntry
 from polyclinic.common.wire.counts import CountReply
 from polyclinic.server.counts.pool import Count, CountResult, SiteCounts, read_masked_rows
-from polyclinic.server.reporting.counts import format_both, make_counts_csv, write_count_files
+from polyclinic.server.reporting.counts import format_count_cell, make_counts_csv, write_count_files
 from polyclinic.studies.cli import main
 from tests.federations import DIGITS
 
@@ -56,9 +56,9 @@ def test_a_hidden_part_makes_a_lower_bound_and_nothing_told_is_hidden() -> None:
         reply("north", {}, class_names=("Erguss",), allowed=("class",)),
     )
     assert both.pool_count(PRESENT) == Count(20, 30, is_bound=True)
-    assert format_both(both.pool_count(PRESENT)) == "at least 20 / 30"
+    assert format_count_cell(both.pool_count(PRESENT)) == "at least 20 / 30"
     assert (
-        format_both(result(reply("north", {}, class_names=("Erguss",), allowed=("class",))).pool_count(PRESENT))
+        format_count_cell(result(reply("north", {}, class_names=("Erguss",), allowed=("class",))).pool_count(PRESENT))
         == "hidden"
     )
 
@@ -85,7 +85,7 @@ def test_a_noisy_number_has_an_interval_which_does_not_go_below_0() -> None:
     one = result(noisy)
     count = one.pool_count(("class", "Mass", "present", ""))
     assert (count.images, count.interval) == (None, (10, 30))
-    assert format_both(one.pool_count(("class", "Mass", "absent", ""))) == "0 (0–6)"
+    assert format_count_cell(one.pool_count(("class", "Mass", "absent", ""))) == "0 (0–6)"
 
 
 def test_a_row_of_a_masked_sum_says_how_many_hospitals_hide_their_part() -> None:

@@ -18,7 +18,7 @@ from polyclinic.common.models.saved import load_model, save_model
 from polyclinic.common.models.zoo.spec import SEGMENTATION_NETWORKS, Architecture, ModelSpec, Task
 from polyclinic.data.load import load_dataset
 from polyclinic.server.export.exported_model import (
-    METADATA,
+    METADATA_FILE,
     ExportedOutputsDiffer,
     ExportFormat,
     choose_comparison_images,
@@ -132,7 +132,7 @@ def facts_in(form: ExportFormat, path: Path) -> dict[str, str]:
     if form is ExportFormat.onnx:
         return dict(onnxruntime.InferenceSession(str(path)).get_modelmeta().custom_metadata_map)
     with zipfile.ZipFile(path) as file:  # torch calls its own reader deprecated
-        (name,) = (each for each in file.namelist() if each.endswith(f"/extra/{METADATA}"))
+        (name,) = (each for each in file.namelist() if each.endswith(f"/extra/{METADATA_FILE}"))
         return dict(json.loads(file.read(name)))
 
 
@@ -150,7 +150,8 @@ def test_the_file_says_what_its_columns_and_pixels_are_and_resizes_images_of_any
 
 
 def test_a_model_whose_outputs_differ_is_not_written(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyclinic.server.export.exported_model.TOLERANCE", -1.0)  # nothing is equal enough
+    # No output is equal enough.
+    monkeypatch.setattr("polyclinic.server.export.exported_model.MAX_PROBABILITY_DIFFERENCE", -1.0)
     with pytest.raises(ExportedOutputsDiffer, match="differ from ours by up to"):
         export_model(tiny, ExportFormat.torchscript, tiny / "model.pt", [pixels(1, 32, 32)])
     assert sorted(path.name for path in tiny.iterdir()) == ["model.json", "model.safetensors"]

@@ -23,20 +23,20 @@ from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.coordinator.state import read_site_sign_offs
 from polyclinic.server.deployment.superlink import messages
 from polyclinic.server.deployment.superlink.authentication import (
-    AHEAD_S,
-    FRESH_S,
-    OLD_S,
-    REFRESH_S,
+    MAX_CLOCK_DIFFERENCE_S,
+    MAX_KEY_CACHE_AGE_S,
+    MAX_SIGNATURE_AGE_S,
+    MIN_KEY_RELOAD_INTERVAL_S,
     CallingSite,
     CallSignatureVerifier,
     HospitalCallRefused,
     RegisteredSiteKeys,
-    SignedFor,
+    SignatureAudience,
 )
-from polyclinic.server.deployment.superlink.fleet_service import LONGEST_REASON, LatestProcessAdmission
+from polyclinic.server.deployment.superlink.fleet_service import MAX_REASON_CHARACTERS, LatestProcessAdmission
 from polyclinic.server.deployment.superlink.messages import StoredMessage
 from polyclinic.server.deployment.superlink.refused_calls import REFUSED_CALLS_FILE
-from polyclinic.server.deployment.superlink.registrations import RUN_SILENT_S, SiteConnectionState
+from polyclinic.server.deployment.superlink.registrations import RUN_HEARTBEAT_TIMEOUT_S, SiteConnectionState
 from tests.fleet_stub import FleetStub, RegisterNodeRequest, UnregisterNodeRequest
 from tests.network.real import lines_of
 from tests.server.superlinks import DATABASE, INTERVAL_S, Hospital, Link, Port, announcement_of, named, refused
@@ -168,7 +168,7 @@ def test_a_reply_that_is_not_whole_when_its_time_is_over_is_refused(port: Port, 
     first, last = list(contents_of(reply).items())[:2]
     assert victim.push(*first, session)
     while port.link.clock.now < port.link.sent[name].metadata.created_at + port.link.sent[name].metadata.ttl:
-        port.link.clock.now += RUN_SILENT_S / 2
+        port.link.clock.now += RUN_HEARTBEAT_TIMEOUT_S / 2
         assert port.link.storage.runs.record_run_heartbeat(port.link.run)
     assert not victim.push(*last, session)
     assert not port.link.files.has_object(last[0])
@@ -192,10 +192,10 @@ def test_a_site_that_is_registered_now_is_let_in_soon_and_one_that_is_revoked_is
     early = port.hospital("early")
     early.beat()
     late = port.hospital("late")
-    time.sleep(REFRESH_S)
+    time.sleep(MIN_KEY_RELOAD_INTERVAL_S)
     assert late.sign_on() == late.node_id
     port.link.storage.sites.unregister_site(early.node_id)
-    time.sleep(FRESH_S)
+    time.sleep(MAX_KEY_CACHE_AGE_S)
     assert refused(early.beat)[0] == UNKNOWN
 
 
@@ -323,13 +323,13 @@ def test_a_site_of_an_earlier_wire_version_is_taken_until_its_key_signs_for_this
 def test_a_site_may_go_back_to_an_earlier_release_once_its_last_headers_have_expired() -> None:
     now = 1000.0
     signatures = CallSignatureVerifier("authority", clock=lambda: now)
-    signatures.refuse_unnamed_repetition("own", b"key", SignedFor.THIS_COORDINATOR)
-    now += OLD_S + AHEAD_S - 1
+    signatures.refuse_replay_without_audience("own", b"key", SignatureAudience.THIS_COORDINATOR)
+    now += MAX_SIGNATURE_AGE_S + MAX_CLOCK_DIFFERENCE_S - 1
     with pytest.raises(HospitalCallRefused):
-        signatures.refuse_unnamed_repetition("own", b"key", SignedFor.NO_COORDINATOR)
-    signatures.refuse_unnamed_repetition("other", b"other", SignedFor.NO_COORDINATOR)
+        signatures.refuse_replay_without_audience("own", b"key", SignatureAudience.NO_COORDINATOR)
+    signatures.refuse_replay_without_audience("other", b"other", SignatureAudience.NO_COORDINATOR)
     now += 1
-    signatures.refuse_unnamed_repetition("own", b"key", SignedFor.NO_COORDINATOR)
+    signatures.refuse_replay_without_audience("own", b"key", SignatureAudience.NO_COORDINATOR)
 
 
 @pytest.mark.parametrize("age_s", [0.0, 60.0, 400 * 86_400.0])
@@ -357,7 +357,10 @@ def test_an_old_call_that_is_signed_for_no_coordinator_records_no_release(port: 
             node=fleet.Node(node_id=node), heartbeat_interval=INTERVAL_S
         ),
     }
-    repeated = (*Signer(None)(OWN, at(-OLD_S - AHEAD_S - 1)), ("polyclinic-release", "16 evil"))
+    repeated = (
+        *Signer(None)(OWN, at(-MAX_SIGNATURE_AGE_S - MAX_CLOCK_DIFFERENCE_S - 1)),
+        ("polyclinic-release", "16 evil"),
+    )
     code, reason = refused(getattr(FleetStub(port.channel()), call), requests[call], metadata=repeated)
     assert (code, reason) == (UNKNOWN, "Invalid timestamp")
     assert port.link.storage.sites.find_registered_site(node).stated is None  # type: ignore[union-attr]
@@ -553,7 +556,7 @@ def test_endless_words_of_an_error_are_cut_and_those_of_other_fields_are_refused
     proto.ClearField("content")
     proto.metadata.group_id, proto.error.code, proto.error.reason = "1", 2, "x" * 4_000_000
     victim.stub.PushMessages(request)
-    assert len(reply_envelope(port, name).error.reason) == LONGEST_REASON
+    assert len(reply_envelope(port, name).error.reason) == MAX_REASON_CHARACTERS
 
 
 def test_a_site_seems_to_be_there_for_two_minutes_at_most_after_its_last_sign(victim: Hospital) -> None:
@@ -562,7 +565,7 @@ def test_a_site_seems_to_be_there_for_two_minutes_at_most_after_its_last_sign(vi
 
 
 def test_a_reply_cannot_fill_the_disk(port: Port, victim: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "ROOM_BYTES", 3_000_000)
+    monkeypatch.setattr(messages, "SPARE_REPLY_BYTES", 3_000_000)
     reply = victim.reply_to(port.hand(victim))
     contents = [bytes([number]) * 1_000_000 for number in range(9)]
     tree = encode_message_objects(reply)[0]
@@ -702,7 +705,7 @@ def test_after_a_restart_a_message_is_its_sites_alone(port: Port, victim: Hospit
 def test_of_each_site_the_newest_messages_are_remembered_and_those_that_wait(
     port: Port, victim: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "MOST_MESSAGES", 4)
+    monkeypatch.setattr(messages, "MAX_FINISHED_MESSAGES", 4)
     names, stored = list[str](), port.link.storage.messages
     for number in range(4 + 5):
         names.append(port.hand(victim, f"train {number}"))

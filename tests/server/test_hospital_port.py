@@ -32,12 +32,12 @@ from polyclinic.common.wire.versions import WIRE_VERSION
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.deployment.superlink import authentication, fleet_server
 from polyclinic.server.deployment.superlink.authentication import (
-    CALLS_PER_SITE,
-    TRANSFERS_AT_A_TIME,
+    MAX_CALLS_PER_SITE,
+    MAX_CONCURRENT_TRANSFERS,
     ConcurrentCallLimiter,
     TransferTurns,
 )
-from polyclinic.server.deployment.superlink.fleet_server import CALLS_PER_CONNECTION, LARGEST_METADATA
+from polyclinic.server.deployment.superlink.fleet_server import MAX_CALLS_PER_CONNECTION, MAX_METADATA_BYTES
 from tests.client.handshakes import grpc_server
 from tests.fleet_stub import FleetStub
 from tests.network.flood import DATA, END_HEADERS, FRAME, HEADERS, PREFACE, RST_STREAM, SETTINGS, announced, frame
@@ -115,7 +115,7 @@ def call_ended(connection: ssl.SSLSocket) -> bool:
 
 
 def test_a_tls_handshake_that_is_not_finished_is_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_server, "HANDSHAKE_S", 1.0)
+    monkeypatch.setattr(fleet_server, "HANDSHAKE_TIMEOUT_S", 1.0)
     with start() as port, socket.create_connection(address_of(port)) as plain:
         assert closed(plain)
 
@@ -123,7 +123,7 @@ def test_a_tls_handshake_that_is_not_finished_is_ended(start: Start, monkeypatch
 def test_an_idle_connection_is_closed_and_the_next_call_opens_another(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_server, "IDLE_S", 1.0)
+    monkeypatch.setattr(fleet_server, "MAX_IDLE_S", 1.0)
     with start() as port, handshaken(port) as stranger:
         north = port.hospital("north")
         assert north.pull() == []
@@ -150,12 +150,12 @@ def test_a_connection_may_carry_a_few_calls_at_once(port: Port) -> None:
     with handshaken(port) as connection:
         content = next(content for kind, content in frames(connection) if kind == SETTINGS)
         settings = dict(struct.unpack(">HI", content[place : place + 6]) for place in range(0, len(content), 6))
-        assert settings[3] == CALLS_PER_CONNECTION  # SETTINGS_MAX_CONCURRENT_STREAMS
+        assert settings[3] == MAX_CALLS_PER_CONNECTION  # SETTINGS_MAX_CONCURRENT_STREAMS
 
 
 def test_metadata_is_bounded(port: Port) -> None:
-    pull, fits = FleetStub(port.channel()).PullMessages, LARGEST_METADATA - 1000
-    for size, code in {fits: StatusCode.UNAUTHENTICATED, LARGEST_METADATA: StatusCode.RESOURCE_EXHAUSTED}.items():
+    pull, fits = FleetStub(port.channel()).PullMessages, MAX_METADATA_BYTES - 1000
+    for size, code in {fits: StatusCode.UNAUTHENTICATED, MAX_METADATA_BYTES: StatusCode.RESOURCE_EXHAUSTED}.items():
         more = (("more", "x" * size),)
         assert refused(pull, PullMessagesRequest(), metadata=more, timeout=WITHIN_S)[0] == code
 
@@ -188,7 +188,7 @@ def test_a_site_with_too_many_calls_loses_its_oldest_and_no_other_site_any(port:
     key = ec.generate_private_key(ec.SECP256R1())
     port.link.storage.sites.register_site("north", encode_public_key_pem(key.public_key()))
     with ExitStack() as stack:
-        calls = [stack.enter_context(handshaken(port)) for _ in range(CALLS_PER_SITE + 1)]
+        calls = [stack.enter_context(handshaken(port)) for _ in range(MAX_CALLS_PER_SITE + 1)]
         for connection in calls:
             begin_call(connection, headers_of(port, key))
             time.sleep(0.02)  # so that they arrive in this order
@@ -213,7 +213,7 @@ class Context:
 
 
 def test_of_too_many_calls_the_answered_are_cancelled_first() -> None:
-    limit, contexts = ConcurrentCallLimiter(), [Context() for _ in range(CALLS_PER_SITE + 2)]
+    limit, contexts = ConcurrentCallLimiter(), [Context() for _ in range(MAX_CALLS_PER_SITE + 2)]
     with ExitStack() as unanswered:
         for number, context in enumerate(contexts):
             block: Any = limit.track_site_call("north", context)  # type: ignore[arg-type]
@@ -223,11 +223,11 @@ def test_of_too_many_calls_the_answered_are_cancelled_first() -> None:
             else:
                 unanswered.enter_context(block)
         assert [number for number, context in enumerate(contexts) if context.cancelled] == [0, 5]
-        assert limit.count_calls_in_progress("north") == CALLS_PER_SITE
+        assert limit.count_calls_in_progress("north") == MAX_CALLS_PER_SITE
 
 
 def test_a_call_that_is_over_counts_no_more() -> None:
-    limit, contexts = ConcurrentCallLimiter(), [Context() for _ in range(3 * CALLS_PER_SITE)]
+    limit, contexts = ConcurrentCallLimiter(), [Context() for _ in range(3 * MAX_CALLS_PER_SITE)]
     for context in contexts:
         with limit.track_site_call("north", context):  # type: ignore[arg-type]
             pass
@@ -237,11 +237,11 @@ def test_a_call_that_is_over_counts_no_more() -> None:
 
 
 def test_a_transfer_waits_for_one_that_ends_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(authentication, "LONGEST_TURN_WAIT_S", 0.05)
-    turns, contexts = TransferTurns(), [Context() for _ in range(TRANSFERS_AT_A_TIME + 1)]
+    monkeypatch.setattr(authentication, "MAX_TURN_WAIT_S", 0.05)
+    turns, contexts = TransferTurns(), [Context() for _ in range(MAX_CONCURRENT_TRANSFERS + 1)]
     got = [turns.wait_for_turn(context) for context in contexts]  # type: ignore[arg-type]
-    assert got == [*[True] * TRANSFERS_AT_A_TIME, False]
-    monkeypatch.setattr(authentication, "LONGEST_TURN_WAIT_S", 20.0)
+    assert got == [*[True] * MAX_CONCURRENT_TRANSFERS, False]
+    monkeypatch.setattr(authentication, "MAX_TURN_WAIT_S", 20.0)
     later = threading.Timer(0.1, contexts[0].end)
     later.start()
     assert turns.wait_for_turn(Context())  # type: ignore[arg-type]
@@ -254,7 +254,7 @@ def test_a_transfer_whose_call_is_over_keeps_no_turn() -> None:
             return False
 
     turns = TransferTurns()
-    assert all(turns.wait_for_turn(Over()) for _ in range(3 * TRANSFERS_AT_A_TIME))  # type: ignore[arg-type]
+    assert all(turns.wait_for_turn(Over()) for _ in range(3 * MAX_CONCURRENT_TRANSFERS))  # type: ignore[arg-type]
 
 
 METHODS = (

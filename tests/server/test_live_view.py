@@ -35,7 +35,7 @@ from polyclinic.server.coordinator.admission import admit_site, revoke_site
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.coordinator.state import write_site_connections
 from polyclinic.server.reporting.live.files import (
-    SENTENCES,
+    EVENT_SENTENCES,
     RunFileWatcher,
     RunSnapshot,
     RunStateSource,
@@ -44,8 +44,8 @@ from polyclinic.server.reporting.live.files import (
 )
 from polyclinic.server.reporting.live.page import draw_line_chart, render_live_page
 from polyclinic.server.reporting.live.server import (
-    MOST_CONNECTIONS,
-    REQUEST_S,
+    MAX_CONNECTIONS,
+    REQUEST_TIMEOUT_S,
     LiveViewServer,
     make_tls_server_context,
     open_listening_socket,
@@ -183,7 +183,7 @@ def test_every_event_that_is_written_has_a_sentence() -> None:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append_event"
     ]
-    assert {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)} == set(SENTENCES)
+    assert {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)} == set(EVENT_SENTENCES)
 
 
 def test_an_event_of_today_has_its_time_of_day_an_older_one_its_date_and_a_long_text_is_cut() -> None:
@@ -279,15 +279,15 @@ def test_each_look_shows_the_present_state(tmp_path: Path, running: CurrentRun, 
 def test_viewers_that_hang_neither_stop_the_others_nor_the_end(tmp_path: Path, running: CurrentRun) -> None:
     began = time.monotonic()
     with served(RunStateSource("trial", tmp_path)) as address, contextlib.ExitStack() as stack:
-        for _ in range(2 * MOST_CONNECTIONS):
+        for _ in range(2 * MAX_CONNECTIONS):
             hanging = stack.enter_context(socket.create_connection(("127.0.0.1", port_of(address))))
             hanging.sendall(f"GET /view?token={TOKEN} HTTP/1.1\r\nX: ".encode())
         assert httpx.get(f"{address}/?token={TOKEN}").status_code == 200
-    assert time.monotonic() - began < REQUEST_S
+    assert time.monotonic() - began < REQUEST_TIMEOUT_S
 
 
 def test_a_connection_without_a_whole_request_is_closed_in_time(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyclinic.server.reporting.live.server.REQUEST_S", 0.5)
+    monkeypatch.setattr("polyclinic.server.reporting.live.server.REQUEST_TIMEOUT_S", 0.5)
     with socket.create_connection(("127.0.0.1", port_of(address)), timeout=5) as slow:
         slow.sendall(b"GET / HTTP/1.1\r\n")
         assert slow.recv(1) == b""  # closed without an answer
@@ -323,7 +323,7 @@ def test_a_crowd_of_idle_and_half_sent_connections_blinds_no_viewer_and_leaves_n
                         began = time.monotonic()
                         assert viewer.get(f"{address}/?token={TOKEN}").status_code == 200
                         answers_s.append(time.monotonic() - began)
-                    assert psutil.Process().num_fds() < before + 2 * MOST_CONNECTIONS  # open, and about to close
+                    assert psutil.Process().num_fds() < before + 2 * MAX_CONNECTIONS  # open, and about to close
                     time.sleep(0.2)
                 figures = json.loads(flood.stdout.readlines()[-1])
             finally:
@@ -354,8 +354,8 @@ def test_a_simulation_that_is_shown_ends_in_the_same_model_and_its_view_ends_wit
     assert hashes[0] == hashes[1]
     assert children[0] == children[1]
     snapshot = RunFileWatcher(RunStateSource("flwr-sim", tmp_path / "shown")).poll_run_snapshot()
-    assert snapshot.present is not None
-    assert (snapshot.present.state, snapshot.present.round, len(snapshot.sites)) == ("done", 1, 3)
+    assert snapshot.current_run is not None
+    assert (snapshot.current_run.state, snapshot.current_run.round, len(snapshot.sites)) == ("done", 1, 3)
     assert not (tmp_path / "plain" / PRESENT_FILE).exists()
 
 

@@ -32,7 +32,12 @@ from polyclinic.data.partition.partition import partition_dataset
 from polyclinic.data.partition.spec import ClassListsPartitionSpec
 from polyclinic.server.reporting.model_card import escape_markdown, render_model_card, write_model_card
 from polyclinic.server.reporting.run_report import write_run_report
-from polyclinic.server.runs.samples import BUDGET, MAX_CLASSES, report_shows_sample_images, write_sample_images
+from polyclinic.server.runs.samples import (
+    MAX_CLASSES,
+    MAX_PICTURE_BYTES,
+    report_shows_sample_images,
+    write_sample_images,
+)
 from tests.federations import ALL_DIGITS, experiment, federation
 from tests.network.real import lines_of
 
@@ -303,7 +308,7 @@ def test_pictures_are_small_however_large_and_many_the_images_are(tmp_path: Path
     classes = tuple(f"class {n:02}" for n in range(MAX_CLASSES + 3))
     samples = written(tmp_path, network(classes, channels=3), images(90, 256, 3, classes))
     files = {sample["png"] for of_class in samples["classes"] for sample in of_class["samples"]}
-    assert sum(len(base64.b64decode(file)) for file in files) <= BUDGET
+    assert sum(len(base64.b64decode(file)) for file in files) <= MAX_PICTURE_BYTES
     assert (len(samples["classes"]), samples["classes_left_out"]) == (MAX_CLASSES, 3)
     assert max(Image.open(io.BytesIO(base64.b64decode(file))).width for file in files) >= 24
 

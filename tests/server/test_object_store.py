@@ -253,9 +253,9 @@ def test_what_is_pulled_is_kept_for_a_while_and_no_longer(tmp_path: Path, monkey
     answers = PullObjectResponseCache(files)
     first = answers.get_pull_response(old)
     assert first == pull_response(b"1" * 1000)
-    now[0] += object_store.PULL_CACHE_S - 1
+    now[0] += object_store.PULL_CACHE_LIFETIME_S - 1
     assert answers.get_pull_response(old) is first  # and it counts as pulled anew
-    now[0] += object_store.PULL_CACHE_S - 1
+    now[0] += object_store.PULL_CACHE_LIFETIME_S - 1
     both = answers.get_pull_response(new)
     assert both is not None
     assert answers.size == len(first) + len(both)
@@ -266,7 +266,7 @@ def test_what_is_pulled_is_kept_for_a_while_and_no_longer(tmp_path: Path, monkey
 
 
 def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_store, "PULL_CACHE_BYTES", 3000)
+    monkeypatch.setattr(object_store, "MAX_PULL_CACHE_BYTES", 3000)
     files = ObjectFileStore(tmp_path)
     answers = PullObjectResponseCache(files)
     for name in "abc":

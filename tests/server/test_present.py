@@ -25,7 +25,7 @@ from polyclinic.server.deployment.status import format_runs_table, format_server
 from polyclinic.server.deployment.superlink import control_client as control
 from polyclinic.server.deployment.superlink import network_grid, process
 from polyclinic.server.deployment.superlink import registrations as runs
-from polyclinic.server.deployment.superlink.registrations import PATIENCE
+from polyclinic.server.deployment.superlink.registrations import MAX_MISSED_HEARTBEATS
 from polyclinic.server.deployment.timers import (
     TIMER_ORDER,
     TimerSetting,
@@ -36,7 +36,7 @@ from polyclinic.server.deployment.timers import (
 from polyclinic.server.federation.benefit import compute_comparison_deadline_s
 from polyclinic.server.runs.folder import RunFolder
 from polyclinic.server.runs.live_status import (
-    HISTORY,
+    HISTORY_FILE,
     CurrentRun,
     add_to_run_history,
     describe_site_activity,
@@ -181,7 +181,9 @@ def led(state: Path, folder: Path, name: str, error: BaseException | None = None
     (folder / "events.jsonl").touch()
     present = CurrentRun(str(folder), name, resumed=resumed)
     try:
-        with RunReporter(present, state, lambda line: None, note=partial(add_to_run_history, state)) as reporter:
+        with RunReporter(
+            present, state, lambda line: None, add_to_history=partial(add_to_run_history, state)
+        ) as reporter:
             reporter.show_run_start(["east", "west"], 2)
             present.round = 1
             if error:
@@ -217,9 +219,9 @@ def test_a_run_that_is_resumed_is_listed_once_and_another_one_in_its_folder_is_a
 def test_a_run_whose_process_was_killed_is_interrupted_and_one_at_work_is_running(tmp_path: Path) -> None:
     for name, pid in (("killed", 2**22 + 1), ("at work", os.getpid())):
         line = {**vars(CurrentRun(name, name)), "pid": pid, "began": 1.0, "noted": 1.0}
-        with (tmp_path / HISTORY).open("a") as file:
+        with (tmp_path / HISTORY_FILE).open("a") as file:
             file.write(json.dumps(line) + "\n")
-    with (tmp_path / HISTORY).open("a") as file:
+    with (tmp_path / HISTORY_FILE).open("a") as file:
         file.write('{"cut off by a ki')
     assert [(run["name"], run["state"], run["ended"]) for run in read_run_history(tmp_path)] == [
         ("killed", "interrupted", None),
@@ -286,7 +288,7 @@ INTERNAL = {
     "FIRST_POLL_S",  # the shortest pause between two looks for replies; nothing else happens
     "FIRST_RETRY_S",  # the shortest pause between a site's tries; the longest is listed
     "HEARTBEAT_INTERVAL_S",  # listed as what follows from it
-    "PAUSE_S",  # before a call to a SuperLink that is away is made again; how long for is listed
+    "RETRY_DELAY_S",  # before a call to a SuperLink that is away is made again; how long for is listed
     "REPORT_INTERVAL_S",  # how often a long list of who is waited for is said; nothing else happens
     "REPORT_DELAY_S",  # who is waited for is said; nothing else happens
 }
@@ -304,7 +306,7 @@ def test_every_timer_is_listed_under_a_name_of_its_own_and_in_order() -> None:
 
 def test_a_site_is_taken_for_lost_when_the_superlink_does_so() -> None:
     lost, _ = by_name(list_timer_settings(None))["site taken for lost"]
-    assert lost == PATIENCE * of_sites.HEARTBEAT_INTERVAL_S
+    assert lost == MAX_MISSED_HEARTBEATS * of_sites.HEARTBEAT_INTERVAL_S
     assert lost > 2 * of_sites.HEARTBEAT_PAUSE_S  # one sign of life may get lost
 
 
@@ -328,8 +330,8 @@ def test_training_alone_has_a_deadline_where_the_experiment_asks_for_it(experime
     name = "evaluation.compare_local, after the test"
     assert name not in by_name(timers_of(experiment))
     seconds, source = by_name(timers_of(experiment, "evaluation.compare_local=true"))[name]
-    assert seconds == compute_comparison_deadline_s(977, rounds_took_s=0.0, drawn=1.0)
-    assert seconds + 2 * 100 == compute_comparison_deadline_s(977, rounds_took_s=100.0, drawn=1.0)
+    assert seconds == compute_comparison_deadline_s(977, all_rounds_s=0.0, drawn_share=1.0)
+    assert seconds + 2 * 100 == compute_comparison_deadline_s(977, all_rounds_s=100.0, drawn_share=1.0)
     assert "plus 2 times what all rounds took" in source
 
 

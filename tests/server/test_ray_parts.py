@@ -29,7 +29,7 @@ from polyclinic.server.simulation.backends.cluster import (
     find_cluster_capacity_faults,
     find_node_version_faults,
 )
-from polyclinic.server.simulation.backends.ray_driver import MOST_LOSSES, QueuedSiteMessage, RayDriver
+from polyclinic.server.simulation.backends.ray_driver import MAX_LOSSES, QueuedSiteMessage, RayDriver
 from polyclinic.server.simulation.backends.site_files import (
     FolderChangeTracker,
     apply_folder_changes,
@@ -162,13 +162,13 @@ def test_a_site_does_one_thing_at_a_time_and_its_changes_are_there_before_its_re
 def test_lost_work_is_done_first_and_elsewhere_and_given_up_after_too_many_losses(tmp_path: Path) -> None:
     async def serve() -> None:
         with driver_of(tmp_path, ("1", 0), ("2", 1)) as (driver, coordinator):
-            for count in range(1, MOST_LOSSES + 1):
+            for count in range(1, MAX_LOSSES + 1):
                 actor = Actor(RayError("socket closed"))
                 assert not await driver._answer_next_message(actor)
                 assert actor.calls == ["1"]
                 note = transfer.receive_frame(coordinator).about
                 assert note["facts"] == {"site": "ash", "reason": "socket closed"}
-                assert [task.identifier for task in driver._waiting] == (["1", "2"] if count < MOST_LOSSES else ["2"])
+                assert [task.identifier for task in driver._waiting] == (["1", "2"] if count < MAX_LOSSES else ["2"])
             assert transfer.receive_frame(coordinator).about["kind"] == "lost"
 
     asyncio.run(serve())
@@ -246,7 +246,7 @@ with lock_scratch_folder(Path(sys.argv[1])):
 def test_folders_that_a_killed_run_left_are_removed_by_the_next_and_a_running_ones_is_not(tmp_path: Path) -> None:
     """Sites' memory lies there, and a process that gets SIGKILL can remove nothing."""
     names = ("abandoned", "without-a-lock", "held", "young")
-    folders = {name: tmp_path / f"{ray_process.PREFIX}{name}" for name in names}
+    folders = {name: tmp_path / f"{ray_process.SCRATCH_PREFIX}{name}" for name in names}
     for folder in (*folders.values(), tmp_path / "other"):
         (folder / "r").mkdir(parents=True)
         (folder / "r" / "memory").touch()

@@ -18,7 +18,7 @@ from polyclinic.common.system.plain_text import (
     format_rounds,
     format_signed,
 )
-from polyclinic.server.reporting.class_figures import MOST_IN_MATRIX, draw_confusion_matrix
+from polyclinic.server.reporting.class_figures import MAX_MATRIX_CLASSES, draw_confusion_matrix
 from polyclinic.server.reporting.page import AnnotatedClassGroup
 from polyclinic.server.reporting.run_claims import describe_run_result
 from polyclinic.server.reporting.run_figures import (
@@ -234,7 +234,7 @@ def test_of_many_classes_the_confusion_matrix_shows_those_with_the_most_wrong_an
     assert [text for text in words(few) if text.isdigit()] == ["3", "1", "4"]
     size = 1_000
     table = [[9 * (row == column) for column in range(size)] for row in range(size)]
-    for row in range(500, 500 + MOST_IN_MATRIX):
+    for row in range(500, 500 + MAX_MATRIX_CLASSES):
         table[row][row + 1 if row % 2 == 0 else row - 1] = 2  # confused in pairs
     drawn = words(draw_confusion_matrix(table, [f"class {number}" for number in range(size)]))
     assert "The 60 of 1000 classes with the most wrong answers" in drawn

@@ -9,7 +9,7 @@ import pytest
 from polyclinic.common.errors import BadInput
 from polyclinic.server.coordinator.folder import COORDINATOR_FILE, read_coordinator_folder, write_coordinator_toml
 from polyclinic.server.runs.folder import RunFolder
-from polyclinic.server.runs.live_status import HISTORY, CurrentRun, add_to_run_history
+from polyclinic.server.runs.live_status import HISTORY_FILE, CurrentRun, add_to_run_history
 from polyclinic.server.runs.retention import DAY_S, find_retention_day, remove_old_working_files
 from polyclinic.server.runs.verify import verify_run
 from tests.federations import finished, json_lines
@@ -34,7 +34,7 @@ def state(tmp_path: Path) -> Path:
 
 
 def ended(state: Path) -> float:
-    return float(json_lines(state / HISTORY)[-1]["noted"])
+    return float(json_lines(state / HISTORY_FILE)[-1]["noted"])
 
 
 def test_working_files_go_after_the_days_and_not_before(state: Path, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_the_verification_says_removed_by_retention_in_place_of_changed(state: P
     remove_old_working_files(state, 1, ended(state) + 2 * DAY_S)
     report = verify_run(folder)
     assert not report.faults
-    assert any("removed by retention on 2" in line for line in report.unknown)
+    assert any("removed by retention on 2" in line for line in report.unverified)
     events = (folder / "events.jsonl").read_text().splitlines()
     kept = [line for line in events if json.loads(line)["event"] != "working_files_removed"]
     (folder / "events.jsonl").write_text("".join(f"{line}\n" for line in kept))

@@ -14,7 +14,7 @@ import pytest
 from polyclinic.server.coordinator.folder import CoordinatorFolder, CoordinatorTomlContent
 from polyclinic.server.deployment.superlink import database as module
 from polyclinic.server.deployment.superlink.database import (
-    COMPANIONS,
+    COMPANION_FILE_ENDINGS,
     DATABASE_FILE,
     describe_database_damage,
     set_aside_unusable_database,
@@ -26,7 +26,7 @@ from polyclinic.server.deployment.superlink.messages import (
     SuperLinkStorage,
 )
 from polyclinic.server.deployment.superlink.object_store import ObjectFileStore
-from polyclinic.server.deployment.superlink.registrations import RUN_SILENT_S, SiteConnectionState
+from polyclinic.server.deployment.superlink.registrations import RUN_HEARTBEAT_TIMEOUT_S, SiteConnectionState
 from tests.server.superlinks import DATABASE, INTERVAL_S, Link, named
 
 
@@ -186,9 +186,9 @@ def test_a_reply_that_no_run_has_let_go_of_is_handed_to_each_later_run_until_one
 
 
 def test_a_run_whose_process_is_silent_is_over_and_one_that_gives_signs_of_life_is_not(link: Link) -> None:
-    link.clock.now += RUN_SILENT_S - 1
+    link.clock.now += RUN_HEARTBEAT_TIMEOUT_S - 1
     assert link.storage.runs.record_run_heartbeat(link.run)
-    link.clock.now += RUN_SILENT_S - 1
+    link.clock.now += RUN_HEARTBEAT_TIMEOUT_S - 1
     assert link.storage.runs.is_run_active(link.run)
     link.clock.now += 2
     assert not link.storage.runs.is_run_active(link.run)
@@ -285,7 +285,7 @@ def test_a_damaged_database_is_renamed_and_a_new_one_can_be_made(damage: str, co
     warning = set_aside_unusable_database(coordinator)
     assert warning.startswith("state/superlink.db is damaged (")
     assert "\n" not in warning
-    assert not any(path.with_name(DATABASE_FILE + ending).exists() for ending in ("", *COMPANIONS))
+    assert not any(path.with_name(DATABASE_FILE + ending).exists() for ending in ("", *COMPANION_FILE_ENDINGS))
     (aside,) = [path for path in coordinator.state_path.iterdir() if path.name.endswith("Z")]
     assert aside.name in warning
     assert aside.read_bytes() == damaged

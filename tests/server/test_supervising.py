@@ -19,9 +19,9 @@ import pytest
 from polyclinic.server.deployment import supervisor
 from polyclinic.server.deployment.superlink import process
 from polyclinic.server.deployment.superlink.process import (
-    FILES,
-    LINES_A_MINUTE,
-    LONGEST_LINE,
+    MAX_LINE_CHARACTERS,
+    MAX_LINES_PER_MINUTE,
+    MAX_LOG_FILES,
     RotatingLogFile,
     copy_lines_to_log,
     escape_control_characters,
@@ -47,11 +47,11 @@ Led = Callable[..., tuple[int, list[tuple[str, int, float]]]]
 @pytest.fixture
 def led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Led:
     """Supervise a process that runs this code in each of its lives; return its exit code and what was noted."""
-    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(supervisor, "FIRST_RESTART_DELAY_S", 0.001)
 
     def lead(then: str, *, resume: bool = False) -> tuple[int, list[tuple[str, int, float]]]:
         (tmp_path / "leads.py").write_text(LEADS + then)
-        monkeypatch.setattr(supervisor, "PROGRAM", (sys.executable, str(tmp_path / "leads.py"), str(tmp_path)))
+        monkeypatch.setattr(supervisor, "LEADER_COMMAND", (sys.executable, str(tmp_path / "leads.py"), str(tmp_path)))
         (tmp_path / "events.jsonl").touch()
         lines = list[str]()
         code = supervise_run(["run", "trial"], tmp_path, lines.append, resume=resume)
@@ -99,7 +99,7 @@ def test_sigterm_reaches_the_one_that_leads_and_it_is_not_begun_again(tmp_path: 
     program = (sys.executable, str(tmp_path / "leads.py"), str(tmp_path))
     code = (
         "import pathlib, sys; from polyclinic.server.deployment import supervisor\n"
-        f"supervisor.PROGRAM = {program!r}\n"
+        f"supervisor.LEADER_COMMAND = {program!r}\n"
         f"sys.exit(supervisor.supervise_run(['run'], pathlib.Path({str(tmp_path)!r}), print, resume=False))"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as supervisor:
@@ -212,7 +212,7 @@ def words(path: Path) -> list[str]:
 def test_a_log_is_rotated_by_size_and_its_files_are_few_and_private(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "FILE_BYTES", 20_000)
+    monkeypatch.setattr(process, "MAX_LOG_FILE_BYTES", 20_000)
     clock, path = Clock(), tmp_path / "superlink.log"
     path.write_text("of an earlier release\n")
     path.chmod(0o644)
@@ -222,8 +222,8 @@ def test_a_log_is_rotated_by_size_and_its_files_are_few_and_private(
         log.write_log_line(f"{number} " + "x" * 300)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == ["superlink.log", "superlink.log.1", "superlink.log.2"]
-    assert (len(files), {stat.S_IMODE(file.stat().st_mode) for file in files}) == (FILES, {0o600})
-    assert sum(file.stat().st_size for file in files) <= FILES * (20_000 + LONGEST_LINE + STAMP)
+    assert (len(files), {stat.S_IMODE(file.stat().st_mode) for file in files}) == (MAX_LOG_FILES, {0o600})
+    assert sum(file.stat().st_size for file in files) <= MAX_LOG_FILES * (20_000 + MAX_LINE_CHARACTERS + STAMP)
     numbers = [int(line.split()[1]) for file in reversed(files) for line in file.read_text().splitlines()]
     assert numbers == list(range(numbers[0], 500))
 
@@ -244,13 +244,13 @@ def test_a_flood_of_lines_does_not_wash_out_what_was_there(tmp_path: Path) -> No
         log.write_log_line("refused")
     clock.now += 60
     log.write_log_line("after the flood")
-    more = [f"{5001 - LINES_A_MINUTE} more lines in that minute", "after the flood"]
-    assert words(path) == ["before the flood", *["refused"] * (LINES_A_MINUTE - 1), *more]
+    more = [f"{5001 - MAX_LINES_PER_MINUTE} more lines in that minute", "after the flood"]
+    assert words(path) == ["before the flood", *["refused"] * (MAX_LINES_PER_MINUTE - 1), *more]
 
 
 def test_a_line_is_cut_and_steers_no_terminal(tmp_path: Path) -> None:
     RotatingLogFile(tmp_path / "log").write_log_line("x" * 10_000)
-    assert len((tmp_path / "log").read_text()) == STAMP + LONGEST_LINE + 1
+    assert len((tmp_path / "log").read_text()) == STAMP + MAX_LINE_CHARACTERS + 1
     assert escape_control_characters("\x1b[91mERROR\x1b[0m : \x1b]0;title\x07 \u202egnp.exe\r\n") == (
         r"ERROR : \x1b]0;title\x07 \u202egnp.exe"
     )

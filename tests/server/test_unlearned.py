@@ -14,9 +14,9 @@ import polyclinic as pc
 from polyclinic.common.models.saved import read_model_description
 from polyclinic.server.runs.reader import RoundFileLine
 from polyclinic.server.runs.unlearned import (
-    NO_POSITIVE,
-    NOBODY_TRAINED,
-    STAYED_MASKED,
+    NO_POSITIVE_REASON,
+    NOT_TRAINED_REASON,
+    STAYED_MASKED_REASON,
     describe_classes_of_unknown_learning,
     find_classes_of_unknown_learning,
     find_unlearned_classes,
@@ -36,7 +36,7 @@ kind = "class_lists"
 east = ["large", "ghost"]
 north = ["large", "odd"]
 """
-SENTENCE = f"Left out, because the model has not learned them: ghost ({NO_POSITIVE})."
+SENTENCE = f"Left out, because the model has not learned them: ghost ({NO_POSITIVE_REASON})."
 ROUNDS = (
     RoundFileLine(round=1, sites=("north",), absent={"east": "late"}, closed_rows=("rare",)),
     RoundFileLine(round=2, sites=("north", "east"), closed_rows=("rare", "mass")),
@@ -63,10 +63,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_class_that_no_training_image_shows_is_named_by_the_run_and_carried_by_its_model(run: Path) -> None:
-    assert summary_of(run)["unlearned"] == {"ghost": NO_POSITIVE}
+    assert summary_of(run)["unlearned"] == {"ghost": NO_POSITIVE_REASON}
     caution = "“ghost” was not learned: no training image of the run shows it."
     assert caution in summary_of(run)["claims"]["cautions"]
-    assert read_model_description(run).unlearned == {"ghost": NO_POSITIVE}
+    assert read_model_description(run).unlearned == {"ghost": NO_POSITIVE_REASON}
     with safetensors.safe_open(run / "model.safetensors", "numpy") as file:
         about = json.loads(file.metadata()["polyclinic"])
         assert about["unlearned"] == ["ghost"]
@@ -92,7 +92,7 @@ def test_a_model_of_an_earlier_release_is_judged_by_the_files_of_its_run(run: Pa
     assert read_unlearned_classes(tmp_path) == {}  # the model alone does not say it
     for name in ("summary.json", "rounds.jsonl"):
         (tmp_path / name).write_bytes((run / name).read_bytes())
-    assert read_unlearned_classes(tmp_path) == {"ghost": NO_POSITIVE}
+    assert read_unlearned_classes(tmp_path) == {"ghost": NO_POSITIVE_REASON}
 
 
 def test_a_row_that_was_not_learned_is_no_warm_start(run: Path, tmp_path: Path) -> None:
@@ -111,11 +111,12 @@ def test_a_class_is_unlearned_if_its_sites_were_absent_its_row_stayed_masked_or_
     }
     of_first = select_rounds_of_model(ROUNDS, 1)
     assert find_unlearned_classes(list(shown), shown, of_first) == {
-        "edema": NOBODY_TRAINED,
-        "rare": STAYED_MASKED,
-        "none": NO_POSITIVE,
+        "edema": NOT_TRAINED_REASON,
+        "rare": STAYED_MASKED_REASON,
+        "none": NO_POSITIVE_REASON,
     }
-    assert find_unlearned_classes(list(shown), shown, ROUNDS) == {"rare": STAYED_MASKED, "none": NO_POSITIVE}
+    reasons = {"rare": STAYED_MASKED_REASON, "none": NO_POSITIVE_REASON}
+    assert find_unlearned_classes(list(shown), shown, ROUNDS) == reasons
     assert find_unlearned_classes(list(shown), shown, ROUNDS, warm=["rare"], has_own_images=True) == {}
     assert find_unlearned_classes(list(shown), shown, ()) == {}  # all figures are of the initial model then
 
@@ -128,7 +129,7 @@ def test_where_no_site_tells_that_an_image_shows_a_class_nobody_knows_whether_it
         "rare": {"north": None},
     }
     unlearned = find_unlearned_classes(list(shown), shown, ROUNDS)
-    assert unlearned == {"rare": STAYED_MASKED, "none": NO_POSITIVE}
+    assert unlearned == {"rare": STAYED_MASKED_REASON, "none": NO_POSITIVE_REASON}
     assert find_classes_of_unknown_learning(shown, unlearned, ROUNDS) == ["mass"]
     assert find_classes_of_unknown_learning(shown, unlearned, ROUNDS, warm=["mass"]) == []
     assert find_classes_of_unknown_learning(shown, unlearned, ROUNDS, has_own_images=True) == []

@@ -55,7 +55,7 @@ def test_a_finished_run_is_what_its_receipt_says(finished: Path) -> None:
     report = verify_run(finished / "receipt.json")
     assert report.faults == []
     files = ["audit", "receipt.json", "summary.json, rounds.jsonl and model.json", "model.safetensors", "summary.json"]
-    assert [line.split(":")[0] for line in report.right] == [*files, "round 1", "round 2"]
+    assert [line.split(":")[0] for line in report.verified] == [*files, "round 1", "round 2"]
 
 
 def test_the_receipt_names_versions_sites_updates_and_models(finished: Path) -> None:
@@ -227,5 +227,5 @@ def test_a_run_goes_on_without_a_site_that_declines_it_unless_it_needs_every_sit
     assert [(e["record"], e["decision"]) for e in entries] == [("RollCall", "deny"), ("Error", "allow")]
     report = verify_run(run / "receipt.json")
     # No site signs in simulation, and this run did not keep its updates.
-    assert (report.faults, [line.split(":")[0] for line in report.unknown]) == ([], ["signatures", "sums"])
+    assert (report.faults, [line.split(":")[0] for line in report.unverified]) == ([], ["signatures", "sums"])
     assert not (run / "updates").exists()

@@ -13,10 +13,10 @@ import pytest
 from polyclinic.common.security.call_signatures import MAX_WAIT_S, parse_wait_header_s
 from polyclinic.server.deployment.superlink import fleet_service, refused_calls
 from polyclinic.server.deployment.superlink.refused_calls import (
-    MOST_KINDS,
+    MAX_DISTINCT_REFUSALS,
+    MAX_REPORT_LINES,
     REFUSED_CALLS_FILE,
-    REPORT_EVERY_S,
-    REPORT_LINES,
+    REPORT_INTERVAL_S,
     RefusedCall,
     RefusedCallLog,
     UnknownCallerCounts,
@@ -91,7 +91,7 @@ def test_nobody_waits_longer_than_the_bound() -> None:
 def test_where_too_many_wait_the_others_are_answered_at_once(
     link: Link, certificates: tuple[bytes, bytes, bytes], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fleet_service, "WAITING_CALLS", 2)
+    monkeypatch.setattr(fleet_service, "MAX_WAITING_CALLS", 2)
     with opened(link, certificates) as port:
         site = port.hospital("north")
         calls = [held(pool, port.hospital(name), "4") for name in ("south", "east")]
@@ -150,7 +150,7 @@ FORGED = RefusedCall("east", "PullMessages", "the node is another site's", "nort
 
 
 def test_counted_refusals_are_written_after_a_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refused_calls, "PAUSE_S", 0.2)
+    monkeypatch.setattr(refused_calls, "REPEAT_INTERVAL_S", 0.2)
     calls, lines = RefusedCallLog(tmp_path / REFUSED_CALLS_FILE), []
     calls.record_refused_call(FORGED)  # before the run
     reader = JsonLinesReader(tmp_path / REFUSED_CALLS_FILE)
@@ -182,7 +182,7 @@ def test_strangers_make_one_line_a_minute_for_address_and_reason(
     strangers = UnknownCallerCounts(clock)
     for _ in range(2001):
         strangers.count_refused_call(peer, "unknown key")
-    clock.now += REPORT_EVERY_S
+    clock.now += REPORT_INTERVAL_S
     strangers.count_refused_call("ipv4:192.0.2.2:1", "no signature")
     assert [record.args for record in caplog.records] == [
         (address, "unknown key", 1),
@@ -193,7 +193,7 @@ def test_strangers_make_one_line_a_minute_for_address_and_reason(
 
 def test_the_last_refused_calls_are_reported(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(refused_calls, "REPORT_EVERY_S", 0.2)
+    monkeypatch.setattr(refused_calls, "REPORT_INTERVAL_S", 0.2)
     strangers = UnknownCallerCounts()
     for _ in range(9):
         strangers.count_refused_call("ipv4:192.0.2.1:4000", "unknown key")
@@ -205,7 +205,7 @@ def test_many_addresses_make_few_lines_and_need_little_memory(caplog: pytest.Log
     strangers = UnknownCallerCounts(Clock())
     for number in range(5001):
         strangers.count_refused_call(f"ipv6:%5B2001:db8:{number:x}::1%5D:4000", "unknown key")
-    assert len(strangers._counts) <= MOST_KINDS + 1
+    assert len(strangers._counts) <= MAX_DISTINCT_REFUSALS + 1
     strangers.log_refused_call_counts()
     numbers = [int(message.rsplit(" ", 2)[1]) for message in caplog.messages]
-    assert (len(numbers), sum(numbers)) == (1 + REPORT_LINES + 1, 5001)
+    assert (len(numbers), sum(numbers)) == (1 + MAX_REPORT_LINES + 1, 5001)

@@ -1,6 +1,6 @@
 """Client for the SuperLink's control socket, used by ``flwr-server start``, ``run`` and ``status``.
 
-A message is described by an envelope (its metadata) and a tree (the ids of its objects); both travel as bytes.
+A message is sent as an envelope (its metadata) and a tree (the ids of its objects), both as serialized protobuf.
 """
 
 import time
@@ -23,19 +23,19 @@ from polyclinic.server.coordinator.state import ControlSocketPath
 from polyclinic.server.deployment.superlink.messages import NoReplyReason, parse_message_envelope
 from polyclinic.server.deployment.superlink.registrations import RegisteredSite, SiteConnectionState
 
-LINK_PATIENCE_S = 900.0
-"""Time that a run waits for a SuperLink that does not answer."""
-ANSWER_S = 20.0
-"""Time for one call; after that the call is made again, or the SuperLink counts as unavailable."""
-HEALTH_S = 10.0
-"""Time for a health check; two seconds are too few on a busy machine."""
-PAUSE_S = 0.2
+RUN_RETRY_TIMEOUT_S = 900.0
+"""Time for which a run repeats a call to a SuperLink that does not answer."""
+CONTROL_CALL_TIMEOUT_S = 20.0
+"""Timeout of one call; after that the call is made again, or the SuperLink counts as unavailable."""
+HEALTH_CHECK_TIMEOUT_S = 10.0
+"""Timeout of a health check; two seconds are too few on a busy machine."""
+RETRY_DELAY_S = 0.2
 GIVEN_UP_MESSAGE = "the SuperLink heard nothing of this run for too long, and gave it up."
-_UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+_RETRIED_STATUS_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
-SERVICE = "polyclinic.Control"
-LARGEST_CALL = 64 * 2**20
-"""Bytes: requests to thousands of sites are announced in one call, without their contents."""
+CONTROL_SERVICE = "polyclinic.Control"
+MAX_CALL_BYTES = 64 * 2**20
+"""Greatest size of a call in bytes. One call announces requests to thousands of sites, without their contents."""
 proto = SimpleNamespace(
     **{
         name.rpartition(".")[2]: message_class
@@ -58,8 +58,8 @@ Replies: 1 Reply* replies
         ).items()
     }
 )
-"""Classes of the requests and responses."""
-CALLS: dict[str, tuple[Any, Any]] = {
+"""Protobuf classes of the requests and responses, as attributes."""
+CALL_MESSAGE_CLASSES: dict[str, tuple[Any, Any]] = {
     "health": (proto.Nothing, proto.Nothing),
     "list_sites": (proto.Nothing, proto.Sites),
     "register": (proto.Site, proto.Nothing),
@@ -71,7 +71,7 @@ CALLS: dict[str, tuple[Any, Any]] = {
     "replies": (proto.MessageNames, proto.Replies),
     "release": (proto.MessageNames, proto.Nothing),
 }
-"""Each call with the classes of its request and response."""
+"""Name of a call -> protobuf classes of its request and its response."""
 
 
 class SuperLinkUnreachable(ProgramCannotContinue):
@@ -83,8 +83,8 @@ class RunEndedBySuperLink(RuntimeError):
 
 
 @dataclass(frozen=True)
-class ReplyOrNoReplyReason:
-    """The SuperLink's answer about one request: the reply, or the reason why no reply will come.
+class ReplyStatus:
+    """The outcome of one request on the SuperLink: its reply, or the reason why no reply will come.
 
     Attributes:
         request: Id of the request.
@@ -103,12 +103,15 @@ class SuperLinkControlClient:
     """Client of the SuperLink's control socket. Every call can be repeated without harm.
 
     Args:
-        patience_s: Seconds for which calls are retried while the SuperLink is unavailable.
-        answer_s: Timeout of one call in seconds.
+        retry_s: Seconds for which calls are retried while the SuperLink is unavailable.
+        timeout_s: Timeout of one call in seconds.
     """
 
-    def __init__(self, coordinator: CoordinatorFolder, *, patience_s: float = 0.0, answer_s: float = ANSWER_S) -> None:
-        self._patience_s, self._answer_s = patience_s, answer_s
+    def __init__(
+        self, coordinator: CoordinatorFolder, *, retry_s: float = 0.0, timeout_s: float = CONTROL_CALL_TIMEOUT_S
+    ) -> None:
+        self._retry_s = retry_s
+        self._timeout_s = timeout_s
         self._socket = ControlSocketPath(coordinator.state_path)
         options = [
             ("grpc.max_receive_message_length", -1),
@@ -116,26 +119,28 @@ class SuperLinkControlClient:
             ("grpc.enable_retries", 0),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", int(1000 * HEALTH_S)),
+            ("grpc.min_reconnect_backoff_ms", int(1000 * HEALTH_CHECK_TIMEOUT_S)),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
         self._channel = grpc.insecure_channel(self._socket.grpc_address, options=options)
         self._methods = {
             name: self._channel.unary_unary(
-                f"/{SERVICE}/{name}",
+                f"/{CONTROL_SERVICE}/{name}",
                 request_serializer=request.SerializeToString,
                 response_deserializer=response.FromString,
             )
-            for name, (request, response) in CALLS.items()
+            for name, (request, response) in CALL_MESSAGE_CLASSES.items()
         }
 
     def close(self) -> None:
+        """Close the connection to the control socket."""
         self._channel.close()
         self._socket.close()
 
     def stop_retrying(self) -> None:
         """Stop retrying calls from now on, and shorten the timeout of a call to at most three seconds."""
-        self._patience_s, self._answer_s = 0.0, min(self._answer_s, 3.0)
+        self._retry_s = 0.0
+        self._timeout_s = min(self._timeout_s, 3.0)
 
     def check_health(self) -> None:
         """Check the SuperLink; raise :class:`SuperLinkUnreachable` if it does not answer."""
@@ -167,7 +172,7 @@ class SuperLinkControlClient:
         """Begin a run; end each earlier run whose process was killed, so that sites stop working for it.
 
         Args:
-            nodes: Node ids of the run's members, of which no other run is at work; None for all sites.
+            nodes: Node ids of the run's sites, which must not take part in another run in progress; None for all sites.
 
         Returns:
             The run's number; and envelope (metadata) and tree of object ids of each reply that no run has recorded yet.
@@ -176,7 +181,7 @@ class SuperLinkControlClient:
         return int(begin.run_id), list(map(parse_message_envelope, begin.envelopes, begin.trees))
 
     def end_run(self, run: int) -> None:
-        """Mark a run as over on the SuperLink, which removes the files of its requests."""
+        """Mark a run as ended on the SuperLink, which then removes the files of its requests."""
         self._call_with_retries("end_run", proto.Run(run_id=run))
 
     def send_run_heartbeat(self, run: int) -> bool:
@@ -196,11 +201,12 @@ class SuperLinkControlClient:
             Ids of the accepted requests; and ids of their objects whose files are missing.
         """
         serialized = [(envelope.SerializeToString(), tree.SerializeToString()) for envelope, tree in requests]
-        envelopes, trees = [envelope for envelope, _ in serialized], [tree for _, tree in serialized]
+        envelopes = [envelope for envelope, _ in serialized]
+        trees = [tree for _, tree in serialized]
         result = self._call_with_retries("push", proto.Requests(run_id=run, envelopes=envelopes, trees=trees))
         return list(result.names), list(result.missing)
 
-    def fetch_replies_or_failures(self, run: int, names: Collection[str]) -> list[ReplyOrNoReplyReason]:
+    def fetch_replies_or_failures(self, run: int, names: Collection[str]) -> list[ReplyStatus]:
         """Return for each request its reply, or the reason why none will come; leave out requests that await a reply.
 
         Args:
@@ -208,9 +214,9 @@ class SuperLinkControlClient:
             names: Ids of the requests.
         """
         return [
-            ReplyOrNoReplyReason(reply.request, reason=NoReplyReason[reply.reason])
+            ReplyStatus(reply.request, reason=NoReplyReason[reply.reason])
             if reply.reason
-            else ReplyOrNoReplyReason(reply.request, *parse_message_envelope(reply.envelope, reply.tree))
+            else ReplyStatus(reply.request, *parse_message_envelope(reply.envelope, reply.tree))
             for reply in self._call_with_retries("replies", proto.MessageNames(run_id=run, names=names)).replies
         ]
 
@@ -223,35 +229,41 @@ class SuperLinkControlClient:
         self._call_with_retries("release", proto.MessageNames(names=names))
 
     def _call_with_retries(self, name: str, request: Any) -> Any:
-        until = time.monotonic() + self._patience_s
+        """Return the response to a call of :data:`CALL_MESSAGE_CLASSES`; retry it while the SuperLink is unavailable.
+
+        Raises:
+            RunEndedBySuperLink: If the call is about a run that the SuperLink has ended.
+            SuperLinkUnreachable: If no answer comes in time.
+        """
+        until = time.monotonic() + self._retry_s
         while True:
             try:
-                return self._methods[name](request, timeout=self._answer_s)
+                return self._methods[name](request, timeout=self._timeout_s)
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                     raise RunEndedBySuperLink(GIVEN_UP_MESSAGE) from None
-                if error.code() not in _UNAVAILABLE or time.monotonic() >= until:
+                if error.code() not in _RETRIED_STATUS_CODES or time.monotonic() >= until:
                     details = shorten_grpc_details(error.details()) or error.code().name.lower()
                     problem = f"the SuperLink does not answer: {details}. The log of flwr-server start says why."
                     raise SuperLinkUnreachable(problem) from None
-            time.sleep(PAUSE_S)
+            time.sleep(RETRY_DELAY_S)
 
 
 def is_superlink_answering(coordinator: CoordinatorFolder, *, within_s: float = 0.0) -> bool:
     """Return whether the SuperLink of this folder answers; try again for ``within_s`` seconds.
 
-    A try fails at once if no process listens on the socket, else after :data:`HEALTH_S` seconds without an answer.
+    A try fails at once if no process listens on the socket, else after :data:`HEALTH_CHECK_TIMEOUT_S` seconds.
     """
     until = time.monotonic() + within_s
     while True:
         try:
-            with closing(SuperLinkControlClient(coordinator, answer_s=HEALTH_S)) as control:
+            with closing(SuperLinkControlClient(coordinator, timeout_s=HEALTH_CHECK_TIMEOUT_S)) as control:
                 control.check_health()
             return True
         except (OSError, SuperLinkUnreachable):
             if time.monotonic() >= until:
                 return False
-        time.sleep(PAUSE_S)
+        time.sleep(RETRY_DELAY_S)
 
 
 def convert_openssh_key_to_pem(line: str) -> bytes:

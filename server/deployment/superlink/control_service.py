@@ -7,10 +7,15 @@ from typing import Any
 
 import grpc
 
-from polyclinic.server.deployment.superlink.control_client import CALLS, LARGEST_CALL, SERVICE, proto
+from polyclinic.server.deployment.superlink.control_client import (
+    CALL_MESSAGE_CLASSES,
+    CONTROL_SERVICE,
+    MAX_CALL_BYTES,
+    proto,
+)
 from polyclinic.server.deployment.superlink.messages import StoredMessage, SuperLinkStorage, parse_message_envelope
 
-THREADS = 16
+MAX_THREADS = 16
 _log = logging.getLogger(__name__)
 
 
@@ -21,8 +26,8 @@ class CallForEndedRun(Exception):
 class SuperLinkControlService:
     """Answers the calls of the coordinator's programs to the SuperLink, one method per call.
 
-    A method receives the call's protobuf message as ``request`` and returns that of the response; :data:`CALLS` lists
-    both.
+    A method receives the request and returns the response as protobuf messages; their classes are in
+    :data:`CALL_MESSAGE_CLASSES`.
     """
 
     def __init__(self, storage: SuperLinkStorage) -> None:
@@ -44,7 +49,7 @@ class SuperLinkControlService:
         """Answer a call by the method for its name; abort the call with a gRPC error code if the method fails.
 
         Args:
-            name: Name of the call, a key of :data:`CALLS`.
+            name: Name of the call, a key of :data:`CALL_MESSAGE_CLASSES`.
             request: Protobuf message of the call.
         """
         try:
@@ -93,10 +98,11 @@ class SuperLinkControlService:
         each reply to an ended run that is not recorded yet.
 
         Args:
-            request: The node ids of the run's members, or that all sites are.
+            request: Node ids of the run's sites, or a flag for all sites.
         """
         run, replies = self._storage.begin_run(None if request.all_nodes else frozenset(request.node_ids))
-        envelopes, trees = [reply.envelope for reply in replies], [reply.tree for reply in replies]
+        envelopes = [reply.envelope for reply in replies]
+        trees = [reply.tree for reply in replies]
         return proto.RunBegin(run_id=run, envelopes=envelopes, trees=trees)
 
     def end_run(self, request: Any) -> Any:
@@ -133,11 +139,11 @@ class SuperLinkControlService:
         """
         self._refuse_ended_run(request.run_id)
         replies = []
-        for answer in self._storage.messages.find_replies(request.run_id, request.names):
-            if isinstance(answer, StoredMessage):
-                replies.append(proto.Reply(request=answer.partner, envelope=answer.envelope, tree=answer.tree))
+        for outcome in self._storage.messages.find_replies(request.run_id, request.names):
+            if isinstance(outcome, StoredMessage):
+                replies.append(proto.Reply(request=outcome.partner, envelope=outcome.envelope, tree=outcome.tree))
             else:
-                root, reason = answer
+                root, reason = outcome
                 replies.append(proto.Reply(request=root, reason=reason.name))
         return proto.Replies(replies=replies)
 
@@ -153,7 +159,7 @@ class SuperLinkControlService:
 
 
 def start_control_server(address: str, storage: SuperLinkStorage) -> grpc.Server:
-    """Listen on the control socket, and start to answer calls.
+    """Return a running gRPC server that answers calls on the control socket.
 
     Args:
         address: Address of the socket in gRPC's form, ``unix:PATH``.
@@ -168,11 +174,11 @@ def start_control_server(address: str, storage: SuperLinkStorage) -> grpc.Server
             request_deserializer=request_class.FromString,
             response_serializer=response_class.SerializeToString,
         )
-        for name, (request_class, response_class) in CALLS.items()
+        for name, (request_class, response_class) in CALL_MESSAGE_CLASSES.items()
     }
-    options = [("grpc.max_receive_message_length", LARGEST_CALL), ("grpc.max_send_message_length", -1)]
-    handler, pool = grpc.method_handlers_generic_handler(SERVICE, handlers), ThreadPoolExecutor(THREADS, "control")
-    server = grpc.server(pool, (handler,), options=options)
+    options = [("grpc.max_receive_message_length", MAX_CALL_BYTES), ("grpc.max_send_message_length", -1)]
+    handler = grpc.method_handlers_generic_handler(CONTROL_SERVICE, handlers)
+    server = grpc.server(ThreadPoolExecutor(MAX_THREADS, "control"), (handler,), options=options)
     try:
         server.add_insecure_port(address)  # the folder's mode decides who may connect
     except RuntimeError as error:

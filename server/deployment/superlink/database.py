@@ -15,33 +15,35 @@ from typing import Any
 from polyclinic.server.coordinator.folder import CoordinatorFolder
 
 DATABASE_FILE = "superlink.db"
-COMPANIONS = ("-wal", "-shm", "-journal")
+COMPANION_FILE_ENDINGS = ("-wal", "-shm", "-journal")
 """Endings of the other files that SQLite keeps beside a database."""
-SMALLEST_PAGE = 512
+MIN_PAGE_BYTES = 512
 """Bytes of SQLite's smallest page; every database has at least one page."""
-OURS, RELEASE = 0x504F4C59, 1
-"""SQLite's ``application_id`` and ``user_version`` of a database that this release can read."""
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_PRIMARY_CODE = 0xFF
+APPLICATION_ID = 0x504F4C59
+"""SQLite's ``application_id`` of a database of Polyclinic's SuperLink."""
+SCHEMA_VERSION = 1
+"""SQLite's ``user_version`` of a database that this release can read."""
+_DAMAGE_ERROR_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_PRIMARY_CODE_MASK = 0xFF
 """Mask of the lowest byte of a SQLite error code, which holds the kind of the error."""
 _TABLES = (
     "CREATE TABLE sites (node TEXT PRIMARY KEY, name TEXT, key BLOB, state TEXT, until REAL)",
     "CREATE TABLE runs (run TEXT PRIMARY KEY, is_over INTEGER)",
     """CREATE TABLE messages (root TEXT PRIMARY KEY, node TEXT, run TEXT, is_reply INTEGER, partner TEXT, expires REAL,
     envelope BLOB, tree BLOB, handed INTEGER, released INTEGER, withdrawn INTEGER)""",
-    f"PRAGMA application_id = {OURS}",
-    f"PRAGMA user_version = {RELEASE}",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {SCHEMA_VERSION}",
 )
 _ADDED_TABLES = ("CREATE TABLE IF NOT EXISTS releases (node TEXT PRIMARY KEY, wire INTEGER, release TEXT)",)
-"""Tables that were added since a release whose database is read; that release does not look at them."""
+"""Tables that a later release added without a new schema version, because the earlier release ignores them."""
 
 
 class SuperLinkDatabase:
     """A connection to the SuperLink's SQLite file, shared by all threads.
 
     Attributes:
-        lock: Held during a change, for less than a millisecond. Code that only reads the copy in memory does not need
-            it.
+        lock: Held during a change, for less than a millisecond. Code that only reads the copy in memory does not take
+            the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -53,7 +55,9 @@ class SuperLinkDatabase:
         if not self.query_rows("SELECT 1 FROM sqlite_master"):
             self.execute_in_transaction(*((statement, ()) for statement in _TABLES))
         self.execute_in_transaction(*((statement, ()) for statement in _ADDED_TABLES))
-        self._sql.execute("SELECT count(*) FROM messages").fetchall()  # holds others' exclusive locks off from now on
+        self._sql.execute(
+            "SELECT count(*) FROM messages"
+        ).fetchall()  # takes a shared lock: no other process gets an exclusive one
 
     def close(self) -> None:
         """Close the connection."""
@@ -93,25 +97,27 @@ def set_aside_unusable_database(coordinator: CoordinatorFolder) -> str:
         A sentence on the renaming for a person; empty if nothing was renamed.
     """
     path = coordinator.state_path / DATABASE_FILE
-    kind, problem = "damaged", describe_database_damage(path)
+    kind = "damaged"
+    problem = describe_database_damage(path)
     if not problem and path.exists():
         kind = "of-another-release"
         with suppress(sqlite3.Error), closing(sqlite3.connect(path, timeout=5)) as connection:
             pragmas = [connection.execute(f"PRAGMA {name}") for name in ("application_id", "user_version")]
             application, release = (int(pragma.fetchone()[0]) for pragma in pragmas)
-            if application != OURS:
+            if application != APPLICATION_ID:
                 problem = "it is Flower's own, which an earlier release of Polyclinic used"
-            elif release != RELEASE:
-                problem = f"its number is {release}, not {RELEASE}"
+            elif release != SCHEMA_VERSION:
+                problem = f"its number is {release}, not {SCHEMA_VERSION}"
     if not problem:
         return ""
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
-    aside = f"{DATABASE_FILE}.{kind}-{stamp}"
-    for ending in ("", *COMPANIONS):
-        if (part := path.with_name(DATABASE_FILE + ending)).exists():
-            part.rename(path.with_name(aside + ending))
+    new_name = f"{DATABASE_FILE}.{kind}-{stamp}"
+    for ending in ("", *COMPANION_FILE_ENDINGS):
+        file = path.with_name(DATABASE_FILE + ending)
+        if file.exists():
+            file.rename(path.with_name(new_name + ending))
     return (
-        f"state/{DATABASE_FILE} is {kind.replace('-', ' ')} ({problem}) and was renamed to {aside}; "
+        f"state/{DATABASE_FILE} is {kind.replace('-', ' ')} ({problem}) and was renamed to {new_name}; "
         "a new one is made from sites/. "
         "Hospitals connect again by themselves; a run that was under way goes on from its last checkpoint"
     )
@@ -120,14 +126,15 @@ def set_aside_unusable_database(coordinator: CoordinatorFolder) -> str:
 def describe_database_damage(path: Path) -> str:
     """Describe the damage of a database; return empty text if it has none or cannot be examined now."""
     if not path.exists():
-        has_companion = any(path.with_name(path.name + ending).exists() for ending in COMPANIONS)
+        has_companion = any(path.with_name(path.name + ending).exists() for ending in COMPANION_FILE_ENDINGS)
         return "only parts of it are left" if has_companion else ""
-    if (length := path.stat().st_size) < SMALLEST_PAGE:  # SQLite takes that for a new one
+    length = path.stat().st_size
+    if length < MIN_PAGE_BYTES:  # SQLite would take such a file for a new database
         return f"it has {length} bytes"
     try:
         with closing(sqlite3.connect(path, timeout=5)) as connection:
             problems = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(1)")]
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0)
-        return str(error) if code & _PRIMARY_CODE in _DAMAGE else ""
+        return str(error) if code & _PRIMARY_CODE_MASK in _DAMAGE_ERROR_CODES else ""
     return "" if problems == ["ok"] else " ".join(problems[0].split())

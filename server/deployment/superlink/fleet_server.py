@@ -45,20 +45,20 @@ from polyclinic.server.deployment.superlink.messages import SuperLinkStorage
 from polyclinic.server.deployment.superlink.object_store import ParsedObjectPush
 from polyclinic.server.deployment.superlink.refused_calls import REFUSED_CALLS_FILE, RefusedCallLog, UnknownCallerCounts
 
-THREADS = 1000
-"""Calls that are answered at a time; a call whose request arrives slowly holds a thread meanwhile."""
-MOST_CALLS = 2000
-"""Calls that wait or are answered at a time; gRPC refuses further calls at once with RESOURCE_EXHAUSTED."""
-CALLS_PER_CONNECTION = 32
-"""gRPC lets further calls wait at the client."""
-LARGEST_METADATA = 8192
-"""Bytes of a call's headers: a hospital's signature, key and versions are 1 KB."""
-HANDSHAKE_S = 10.0
-"""Time for the TLS and HTTP/2 handshakes of a connection."""
-IDLE_S = 30.0
-"""Time without a call after which a connection is closed; sites send a heartbeat every five seconds."""
-KEEPALIVE_MS = 210_000
-"""Some networks cut connections that are silent for four minutes."""
+MAX_THREADS = 1000
+"""Greatest number of calls that are answered at a time; a call whose request arrives slowly holds a thread."""
+MAX_CONCURRENT_CALLS = 2000
+"""Greatest number of calls that wait or are answered; gRPC refuses more calls at once with RESOURCE_EXHAUSTED."""
+MAX_CALLS_PER_CONNECTION = 32
+"""Greatest number of calls in progress on a connection; gRPC lets more calls wait at the client."""
+MAX_METADATA_BYTES = 8192
+"""Greatest size of a call's headers: a hospital's signature, key and versions take 1 KB."""
+HANDSHAKE_TIMEOUT_S = 10.0
+"""Timeout of the TLS and HTTP/2 handshakes of a connection."""
+MAX_IDLE_S = 30.0
+"""Seconds without a call after which a connection is closed; sites send a heartbeat every five seconds."""
+KEEPALIVE_INTERVAL_MS = 210_000
+"""Interval between HTTP/2 pings. Some networks cut connections that are silent for four minutes."""
 
 
 def start_server_for_hospitals(
@@ -83,23 +83,25 @@ def start_server_for_hospitals(
         return {key: CallingSite(site.node_id, site.name, key) for key, site in sites.items()}
 
     admitted = RegisteredSiteKeys(read_registered_callers)
-    fleet, strangers, refused = (
-        FleetService(storage, admitted, folder),
-        UnknownCallerCounts(),
-        folder / REFUSED_CALLS_FILE,
-    )
-    refuse_caller = fleet.processes.refuse_earlier_process
+    fleet = FleetService(storage, admitted, folder)
+    unknown_callers = UnknownCallerCounts()
     root, certificate, key = certificates
     authority = compute_certificate_key_hash(root.decode())
-    authenticator = CallAuthenticator(authority, admitted, RefusedCallLog(refused), strangers, refuse_caller)
+    authenticator = CallAuthenticator(
+        authority,
+        admitted,
+        RefusedCallLog(folder / REFUSED_CALLS_FILE),
+        unknown_callers,
+        fleet.processes.refuse_earlier_process,
+    )
     server = grpc.server(
-        ThreadPoolExecutor(THREADS, thread_name_prefix="fleet"),
+        ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="fleet"),
         handlers=(
-            make_connection_check_handler(authority, admitted, strangers),
+            make_connection_check_handler(authority, admitted, unknown_callers),
             grpc.method_handlers_generic_handler(FLEET_SERVICE, make_fleet_method_handlers(fleet, authenticator)),
         ),
         options=make_grpc_server_options(connections),
-        maximum_concurrent_rpcs=MOST_CALLS,
+        maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
     )
     try:
         port = server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)], root))
@@ -114,16 +116,16 @@ def make_grpc_server_options(connections: int) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", MAX_CALL_BYTES),
         ("grpc.max_send_message_length", MAX_CALL_BYTES),
-        ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION),
-        ("grpc.max_metadata_size", LARGEST_METADATA),
-        ("grpc.absolute_max_metadata_size", LARGEST_METADATA),
+        ("grpc.max_concurrent_streams", MAX_CALLS_PER_CONNECTION),
+        ("grpc.max_metadata_size", MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_allowed_incoming_connections", connections),
-        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_S * 1000)),
-        ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
-        # Otherwise gRPC accepts more and more of what nobody reads yet: megabytes a connection, on a fast line. A
-        # message that is being read has a window of a megabyte without it.
+        ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_TIMEOUT_S * 1000)),
+        ("grpc.max_connection_idle_ms", int(MAX_IDLE_S * 1000)),
+        # With this probe, gRPC enlarges its receive window on fast lines, and buffers megabytes per connection that
+        # nobody has read. Without it, the window of a message that is being read is one megabyte.
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_time_ms", KEEPALIVE_INTERVAL_MS),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.so_reuseport", 0),  # a second SuperLink on the port is an error
@@ -159,32 +161,32 @@ def make_fleet_method_handlers(
 
 
 def make_connection_check_handler(
-    authority: str, admitted: RegisteredSiteKeys, strangers: UnknownCallerCounts
+    authority: str, admitted: RegisteredSiteKeys, unknown_callers: UnknownCallerCounts
 ) -> grpc.GenericRpcHandler:
-    """Make the handler that tells a site the time, the release, the wire version, and whether its key is admitted.
+    """Make the handler of ``Hello``, which returns the time, release and wire version, and if the key is admitted.
 
-    A site with a wrong clock needs this answer, so the signature may be of any age, and anybody who has seen one may
-    repeat it. The handler therefore records nothing about the site, such as the release that the call states.
+    A site with a wrong clock needs this answer, so a signature of any age is accepted, and others may replay it. The
+    handler therefore records nothing about the site, such as the release that the call states.
 
     Args:
-        authority: Hash of the key of this coordinator's authority, for which callers sign.
-        admitted: Public keys of the registered sites.
-        strangers: Counts the calls without an admitted key.
+        authority: Hash of the public key of this coordinator's certificate authority: the audience of signatures.
+        admitted: Cache of the registered sites' keys.
+        unknown_callers: Counts the calls without an admitted key.
     """
     signatures = CallSignatureVerifier(authority)
 
     def answer_connection_check(_: object, context: grpc.ServicerContext) -> bytes:
         try:
             key, when, signature = parse_signed_headers(context.invocation_metadata())
-            caller = admitted.find_caller_by_key(key)  # first: strangers cost no check of a signature
-            signed = None if caller is None else signatures.find_what_was_signed(key, when, signature)
+            caller = admitted.find_caller_by_key(key)  # first: an unknown key costs no check of a signature
+            audience = None if caller is None else signatures.find_signature_audience(key, when, signature)
         except HospitalCallRefused:
-            caller = signed = None
-        if signed is None:
+            caller = audience = None
+        if audience is None:
             caller = None
-        stated = read_stated_release(context.invocation_metadata(), signed)
+        stated = read_stated_release(context.invocation_metadata(), audience)
         if caller is None:
-            strangers.count_refused_call(context.peer(), "asked whether its key is admitted, which it is not")
+            unknown_callers.count_refused_call(context.peer(), "asked whether its key is admitted, which it is not")
         answer = HelloAnswer(
             time=time.time(),
             release=__version__,
@@ -195,6 +197,6 @@ def make_connection_check_handler(
         )
         return answer.model_dump_json().encode()
 
-    # As a stream of requests that nobody reads: a stranger may ask, and no byte of the request is accepted.
+    # Declared as a stream of requests that is never read: callers are not authenticated, so no request is accepted.
     handler = grpc.stream_unary_rpc_method_handler(answer_connection_check)
     return grpc.method_handlers_generic_handler(HELLO_SERVICE, {HELLO_METHOD: handler})

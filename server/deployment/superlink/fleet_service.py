@@ -48,22 +48,23 @@ from polyclinic.server.deployment.superlink.messages import (
 )
 from polyclinic.server.deployment.superlink.object_store import ParsedObjectPush, PullObjectResponseCache, is_object_id
 
-WAITING_CALLS = 500
-"""Calls that may wait for a message at a time, half of all threads; others get an empty response at once."""
-SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 10, 120
-"""Between two heartbeats. Flower allows up to half an hour, which would show a lost site as connected for an hour."""
-MOST_OBJECTS = 10_000
-"""Objects of one reply; a model of 150 MB has ten. The coordinator's run has a far lower bound for each reply."""
-LONGEST_ENTRY = 200
-"""Bytes of one object's entry in a tree."""
-LONGEST_REASON = 500
+MAX_WAITING_CALLS = 500
+"""Calls that may wait for a message at a time, half of all threads; more calls get an empty response at once."""
+MIN_HEARTBEAT_INTERVAL_S = 10
+MAX_HEARTBEAT_INTERVAL_S = 120
+"""Flower allows up to half an hour between heartbeats, which would show a lost site as connected for an hour."""
+MAX_OBJECTS_PER_REPLY = 10_000
+"""A model of 150 MB has ten objects. The run has a far lower limit for each reply."""
+MAX_TREE_ENTRY_BYTES = 200
+"""Bytes of one object's entry in a tree of object ids."""
+MAX_REASON_CHARACTERS = 500
 """Characters of an error's reason that are stored in the database."""
-LONGEST_ENVELOPE = 16 * 1024
-"""Bytes of a reply's envelope."""
-MOST_EARLIER = 64
-"""Earlier processes of one site that are remembered."""
+MAX_ENVELOPE_BYTES = 16 * 1024
+"""Bytes of a reply's envelope (its metadata)."""
+MAX_EARLIER_PROCESSES = 64
+"""Earlier processes of one site that are remembered, so that their calls can be refused."""
 
-APP = """[project]
+APP_BUNDLE_CONFIG = """[project]
 name = "polyclinic"
 version = "1"
 description = "Names the app that every site has installed; carries no code."
@@ -92,15 +93,21 @@ def make_flower_app_bundle(content: str) -> bytes:
     return archive.getvalue()
 
 
-BUNDLE = make_flower_app_bundle(APP)
-BUNDLE_SHA256 = hashlib.sha256(BUNDLE).hexdigest()
+APP_BUNDLE = make_flower_app_bundle(APP_BUNDLE_CONFIG)
+APP_BUNDLE_SHA256 = hashlib.sha256(APP_BUNDLE).hexdigest()
 
 
 @dataclass
 class _CurrentAndEarlierProcesses:
-    """The current process of one site, the time of its sign-on, and earlier processes, oldest first."""
+    """The processes of one site.
 
-    present: str
+    Attributes:
+        current: Id of the process that signed on last.
+        since: Time of its sign-on (ISO 8601, UTC).
+        earlier: Ids of earlier processes, oldest first; a dict because it keeps their order.
+    """
+
+    current: str
     since: str
     earlier: dict[str, None] = field(default_factory=dict)
 
@@ -121,18 +128,19 @@ class LatestProcessAdmission:
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         with self._lock:
             site = self._sites.setdefault(caller.node_id, _CurrentAndEarlierProcesses(caller.process, now))
-            if caller.process == site.present:
+            if caller.process == site.current:
                 return
-            site.earlier[site.present] = None
-            site.present, site.since = caller.process, now
-            if len(site.earlier) > MOST_EARLIER:
+            site.earlier[site.current] = None
+            site.current = caller.process
+            site.since = now
+            if len(site.earlier) > MAX_EARLIER_PROCESSES:
                 del site.earlier[next(iter(site.earlier))]
 
     def is_latest_process(self, caller: CallingSite) -> bool:
         """Return whether the caller's process is the current one of its site."""
         with self._lock:
             site = self._sites.get(caller.node_id)
-            return site is not None and site.present == caller.process
+            return site is not None and site.current == caller.process
 
     def refuse_earlier_process(self, caller: CallingSite) -> None:
         """Raise :class:`HospitalCallRefused` if a later process of the caller's site has signed on."""
@@ -153,10 +161,14 @@ class FleetService:
     """
 
     def __init__(self, storage: SuperLinkStorage, admitted: RegisteredSiteKeys, folder: Path | None = None) -> None:
-        self._folder, self.processes = folder, LatestProcessAdmission()
-        self._sites, self._runs, self._messages = storage.sites, storage.runs, storage.messages
-        self._admitted, self._pulls = admitted, PullObjectResponseCache(storage.files)
-        self._waiting = threading.Semaphore(WAITING_CALLS)
+        self._folder = folder
+        self.processes = LatestProcessAdmission()
+        self._sites = storage.sites
+        self._runs = storage.runs
+        self._messages = storage.messages
+        self._admitted = admitted
+        self._pulls = PullObjectResponseCache(storage.files)
+        self._waiting = threading.Semaphore(MAX_WAITING_CALLS)
 
     # ------------------------------------------------------------------ presence
 
@@ -176,7 +188,7 @@ class FleetService:
         return ActivateNodeResponse(node_id=caller.node_id)
 
     def _register_latest_process(self, caller: CallingSite) -> None:
-        """Make the caller's process the current one of its site, here and in the list of registered sites."""
+        """Make the caller's process the current one of its site; record its process and release in the registry."""
         self.processes.register_latest_process(caller)
         self._sites.record_site_process(caller.node_id, caller.process)
         self._sites.record_site_release(caller.node_id, caller.stated)
@@ -184,17 +196,18 @@ class FleetService:
     def sign_off_site(self, caller: CallingSite, request: Any) -> Any:
         """Mark the calling site as signed off."""
         self._refuse_foreign_node_id(caller, request.node_id)
-        if self._folder is not None:  # before the storage changes: a run that sees the change looks here for the reason
+        # Before the registry changes, because a run that sees the change reads the sign-off as its reason.
+        if self._folder is not None:
             record_site_sign_off(self._folder, caller.name)
         if not self._sites.mark_site_signed_off(caller.node_id):
             raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this site is not connected")
         return DeactivateNodeResponse()
 
     def record_heartbeat(self, caller: CallingSite, request: Any) -> Any:
-        """Record a heartbeat, after which the calling site counts as connected until its next one is overdue.
+        """Record a heartbeat; the calling site counts as connected until its next heartbeat is overdue.
 
         Raises:
-            HospitalCallRefused: If node id, interval or release do not fit, or this process has signed off.
+            HospitalCallRefused: If node id, interval or release are not valid, or this process has signed off.
         """
         self._refuse_foreign_node_id(caller, request.node.node_id)
         _refuse_wrong_heartbeat_interval(request.heartbeat_interval)
@@ -217,7 +230,9 @@ class FleetService:
     def pull_messages(self, caller: CallingSite, request: Any) -> Any:
         """Hand the calling site its next message; wait for one as long as the caller allows."""
         self._refuse_foreign_node_id(caller, request.node.node_id)
-        node, again = caller.node_id, caller.wait_s is not None
+        node = caller.node_id
+        # A program that states how long it waits reports by this call that it holds no request.
+        again = caller.wait_s is not None
         number = self._messages.arrivals.count_arrived_messages(node)
         message = self._messages.hand_out_next_request(node, again=again)
         if message is None and caller.wait_s and self._waiting.acquire(blocking=False):
@@ -257,10 +272,11 @@ class FleetService:
     def confirm_message_received(self, caller: CallingSite, request: Any) -> Any:
         """Record that the calling site has received a message, so that the message's files may be deleted."""
         self._refuse_foreign_node_id(caller, request.node.node_id)
-        name, owner = request.message_object_id, self._messages.find_node_of_message(request.message_object_id)
+        name = request.message_object_id
+        owner = self._messages.find_node_of_message(name)
         if not self._messages.was_request_handed_out(caller.node_id, name):
             if owner is None and not self._messages.is_object_needed(name):
-                return ConfirmMessageReceivedResponse()  # released before, or its run is over
+                return ConfirmMessageReceivedResponse()  # its files were deleted before, or its run is over
             reason = "this message was not handed to this site"
             raise _make_forged_call_refusal(reason, self._find_site_name(owner), request.run_id)
         self._refuse_inactive_run(request.run_id)
@@ -271,32 +287,35 @@ class FleetService:
         """Return envelope and object tree of a pushed reply; refuse a reply that the calling site may not send."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise _make_forged_call_refusal("a call brings one reply and its one tree of objects")
-        proto, tree = request.messages_list[0], request.message_object_trees[0]
+        proto = request.messages_list[0]
+        tree = request.message_object_trees[0]
         metadata = proto.metadata
-        run, answered = metadata.run_id, metadata.reply_to_message_id
-        owner = self._messages.find_node_of_message(answered) if answered else None
+        run = metadata.run_id
+        request_id = metadata.reply_to_message_id
+        owner = self._messages.find_node_of_message(request_id) if request_id else None
         if metadata.src_node_id != caller.node_id:
-            named = self._find_site_name(metadata.src_node_id)
-            raise _make_forged_call_refusal("the reply names another site as its source", named, run)
-        if not answered or metadata.dst_node_id != COORDINATOR_NODE_ID:
+            stated_site = self._find_site_name(metadata.src_node_id)
+            raise _make_forged_call_refusal("the reply names another site as its source", stated_site, run)
+        if not request_id or metadata.dst_node_id != COORDINATOR_NODE_ID:
             raise _make_forged_call_refusal("a site sends replies to the coordinator and nothing else", run=run)
-        if not self._messages.was_request_handed_out(caller.node_id, answered):
+        if not self._messages.was_request_handed_out(caller.node_id, request_id):
             reason = "the reply answers a message that was not handed to this site"
             raise _make_forged_call_refusal(reason, self._find_site_name(owner), run)
         if proto.HasField("error"):
-            # The run reads the error in the reply's objects, and cuts it; here it would only fill the database.
-            proto.error.reason = proto.error.reason[:LONGEST_REASON]
-        if proto.ByteSize() > LONGEST_ENVELOPE or tree.ByteSize() > MOST_OBJECTS * LONGEST_ENTRY:
+            # The run reads the whole error from the reply's objects. In the database it would only take space.
+            proto.error.reason = proto.error.reason[:MAX_REASON_CHARACTERS]
+        if proto.ByteSize() > MAX_ENVELOPE_BYTES or tree.ByteSize() > MAX_OBJECTS_PER_REPLY * MAX_TREE_ENTRY_BYTES:
             raise _make_forged_call_refusal("the reply's own fields are too long", run=run)
-        names: Collection[str] = list_tree_object_ids(tree)
-        if tree.object_id != metadata.message_id or not all(map(is_object_id, names)) or len(names) > MOST_OBJECTS:
+        object_ids: Collection[str] = list_tree_object_ids(tree)
+        has_valid_ids = len(object_ids) <= MAX_OBJECTS_PER_REPLY and all(map(is_object_id, object_ids))
+        if tree.object_id != metadata.message_id or not has_valid_ids:
             raise _make_forged_call_refusal("the tree of objects is not that of the reply")
         small: Sequence[bytes] = request.small_contents
-        if sum(map(len, small)) > MAX_SMALL_OBJECTS_TOTAL_BYTES or len(small) > MOST_OBJECTS:
+        if sum(map(len, small)) > MAX_SMALL_OBJECTS_TOTAL_BYTES or len(small) > MAX_OBJECTS_PER_REPLY:
             raise _make_forged_call_refusal("the objects that came along with the reply are not small", run=run)
-        first = self._messages.find_accepted_reply_id(answered)
+        accepted = self._messages.find_accepted_reply_id(request_id)
         owner = self._messages.find_node_of_message(metadata.message_id)
-        if (first and first != metadata.message_id) or owner not in (None, caller.node_id):
+        if (accepted and accepted != metadata.message_id) or owner not in (None, caller.node_id):
             raise self._make_second_reply_refusal(caller, metadata)
         return proto, tree
 
@@ -312,31 +331,34 @@ class FleetService:
         """Return number and app bundle hash of a run in which the calling site takes part."""
         self._refuse_nonparticipating_site(caller, request.node.node_id, request.run_id)
         response = GetRunResponse()
-        response.run.run_id, response.run.fab_hash = request.run_id, BUNDLE_SHA256
+        response.run.run_id = request.run_id
+        response.run.fab_hash = APP_BUNDLE_SHA256
         return response
 
     def get_flower_app_bundle(self, caller: CallingSite, request: Any) -> Any:
         """Return the Flower app bundle of a run in which the calling site takes part."""
         self._refuse_nonparticipating_site(caller, request.node.node_id, request.run_id)
-        if request.hash_str != BUNDLE_SHA256:
+        if request.hash_str != APP_BUNDLE_SHA256:
             reason = "the run has no such app bundle"
             raise HospitalCallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=request.run_id)
         response = GetFabResponse()
-        response.fab.hash_str, response.fab.content = BUNDLE_SHA256, BUNDLE
+        response.fab.hash_str = APP_BUNDLE_SHA256
+        response.fab.content = APP_BUNDLE
         return response
 
     # ------------------------------------------------------------------ objects
 
     def push_object(self, caller: CallingSite, push: ParsedObjectPush) -> Any:
         """Store an object of a reply that the calling site has announced."""
-        request, name = push.request, push.request.object_id
+        request = push.request
+        name = request.object_id
         self._refuse_foreign_node_id(caller, request.node.node_id)
         if not self._messages.may_push_object(caller.node_id, name):
             raise _make_forged_call_refusal("the object belongs to no reply of this site", run=request.run_id)
         self._refuse_inactive_run(request.run_id)
         if not self._messages.is_object_needed(name) or hashlib.sha256(push.content).hexdigest() != name:
             return PushObjectResponse(stored=False)
-        # So that the site does not count the reply as accepted.
+        # An expired reply is not stored, so that the site does not count it as accepted.
         if self._messages.has_object_expired(caller.node_id, name):
             return PushObjectResponse(stored=False)
         return PushObjectResponse(stored=self._store_reply_object(caller, request.run_id, name, push.content))
@@ -363,15 +385,15 @@ class FleetService:
         self._refuse_inactive_run(request.run_id)
         if response := self._pulls.get_pull_response(request.object_id):
             return response
-        is_found = self._messages.is_object_needed(request.object_id)
-        return bytes(PullObjectResponse(object_found=is_found, object_available=False).SerializeToString())
+        is_needed = self._messages.is_object_needed(request.object_id)
+        return bytes(PullObjectResponse(object_found=is_needed, object_available=False).SerializeToString())
 
     # ------------------------------------------------------------------ checks
 
     def _refuse_foreign_node_id(self, caller: CallingSite, node_id: int) -> None:
         """Refuse a request with a node id other than that of the calling site."""
         if node_id != caller.node_id:
-            # An honest site that was registered anew does this once, so it is refused as an unknown key is.
+            # An honest site whose registration was renewed does this once, so it gets the answer of an unknown key.
             reason = "Invalid node ID: it is not that of the key that signed the call"
             raise HospitalCallRefused(grpc.StatusCode.UNAUTHENTICATED, reason, other=self._find_site_name(node_id))
 
@@ -420,6 +442,8 @@ def _refuse_release_out_of_reach(caller: CallingSite) -> None:
 
 
 def _refuse_wrong_heartbeat_interval(interval: float) -> None:
-    if not SHORTEST_INTERVAL_S <= interval <= LONGEST_INTERVAL_S:
-        reason = f"signs of life come every {SHORTEST_INTERVAL_S} to {LONGEST_INTERVAL_S} s, not {interval:g}"
+    if not MIN_HEARTBEAT_INTERVAL_S <= interval <= MAX_HEARTBEAT_INTERVAL_S:
+        reason = (
+            f"signs of life come every {MIN_HEARTBEAT_INTERVAL_S} to {MAX_HEARTBEAT_INTERVAL_S} s, not {interval:g}"
+        )
         raise HospitalCallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason)

@@ -20,12 +20,12 @@ from polyclinic.server.deployment.superlink.database import SuperLinkDatabase
 from polyclinic.server.deployment.superlink.object_store import ObjectFileStore
 from polyclinic.server.deployment.superlink.registrations import RunRegistry, SiteRegistry
 
-ROOM_BYTES = 64 * 2**20
-"""Bytes that any reply may have, and that every reply may have beyond its bound."""
-MOST_MESSAGES = 16
-"""Finished messages of one site that are remembered in each direction; a site has one or two at a time."""
+SPARE_REPLY_BYTES = 64 * 2**20
+"""Bytes that a reply may have beyond twice the size of its request."""
+MAX_FINISHED_MESSAGES = 16
+"""Finished messages of one site that are stored in each direction; a site has one or two messages at a time."""
 _COLUMNS = "root, node, run, is_reply, partner, expires, envelope, tree, handed, released, withdrawn"
-_STORE = f"INSERT OR REPLACE INTO messages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_STORE_STATEMENT = f"INSERT OR REPLACE INTO messages ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class ReplyAcceptance(Enum):
@@ -55,12 +55,13 @@ class StoredMessage:
     Attributes:
         root: Id of the message, the hash of its outermost object.
         partner: For a request, the id of the accepted reply or empty text; for a reply, the id of its request.
-        expires: Time on the steady clock after which the message is no longer awaited.
-        envelope, tree: Serialized metadata, and serialized tree of object ids.
-        handed: Whether the request was handed to its site.
-        released: Whether the message no longer needs its objects.
-        withdrawn: Whether the run was told that the request will get no reply.
-        names: Ids of all objects of the message.
+        expires: Time on the steady clock after which the run no longer waits for the message.
+        envelope: Serialized metadata.
+        tree: Serialized tree of object ids.
+        handed: True once the request was handed out to its site.
+        released: True once the message no longer needs its objects.
+        withdrawn: True once the run has learned that the request will get no reply.
+        object_ids: Ids of all objects of the message.
         size: For a request, bytes of its objects when it was handed out; for a reply, bytes received so far.
     """
 
@@ -75,31 +76,47 @@ class StoredMessage:
     handed: bool = False
     released: bool = False
     withdrawn: bool = False
-    names: frozenset[str] = frozenset()
+    object_ids: frozenset[str] = frozenset()
     size: int = 0
 
     def __post_init__(self) -> None:
-        self.names = frozenset(map(sys.intern, list_tree_object_ids(ObjectTree.FromString(self.tree))))
+        self.object_ids = frozenset(map(sys.intern, list_tree_object_ids(ObjectTree.FromString(self.tree))))
 
     @classmethod
     def from_request(cls, proto: Any, tree: Any) -> "StoredMessage":
         """Make a request from its envelope (``proto``) and its tree of object ids, as announced by a run."""
-        data = proto.metadata
-        owner, expires = (data.dst_node_id, data.run_id, False, ""), data.created_at + data.ttl
-        return cls(data.message_id, *owner, expires, proto.SerializeToString(), tree.SerializeToString())
+        metadata = proto.metadata
+        return cls(
+            root=metadata.message_id,
+            node=metadata.dst_node_id,
+            run=metadata.run_id,
+            is_reply=False,
+            partner="",
+            expires=metadata.created_at + metadata.ttl,
+            envelope=proto.SerializeToString(),
+            tree=tree.SerializeToString(),
+        )
 
     @classmethod
     def from_reply(cls, proto: Any, tree: Any) -> "StoredMessage":
         """Make a reply from its envelope (``proto``) and its tree of object ids, as announced by a site."""
-        data = proto.metadata
-        owner = data.src_node_id, data.run_id, True, data.reply_to_message_id
-        return cls(data.message_id, *owner, 0.0, proto.SerializeToString(), tree.SerializeToString())
+        metadata = proto.metadata
+        return cls(
+            root=metadata.message_id,
+            node=metadata.src_node_id,
+            run=metadata.run_id,
+            is_reply=True,
+            partner=metadata.reply_to_message_id,
+            expires=0.0,  # accept_reply copies the time of the request
+            envelope=proto.SerializeToString(),
+            tree=tree.SerializeToString(),
+        )
 
     def is_due_for_delivery(self, *, again: bool) -> bool:
         """Return True for a request that was not handed out to its site yet.
 
-        With ``again``, return True also for a request that was handed out, if it has no reply and its objects are still
-        needed.
+        Args:
+            again: True to deliver again a request without a reply whose objects are still needed.
         """
         return not self.handed or (again and not self.partner and not self.released)
 
@@ -114,7 +131,7 @@ class StoredMessage:
 
 @dataclass(eq=False)
 class _ArrivalCount:
-    """The number of messages that have arrived for one site."""
+    """The number of messages that have arrived for one site, and a condition variable to wait for the next."""
 
     number: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -175,8 +192,8 @@ class MessageStore:
     clock: Callable[[], float]
     arrivals: MessageArrivalSignal = field(default_factory=MessageArrivalSignal)
     _by_root: dict[str, StoredMessage] = field(default_factory=dict)
-    _of_site: dict[tuple[int, bool], dict[str, StoredMessage]] = field(default_factory=dict)
-    _needed: Counter[str] = field(default_factory=Counter)  # object -> messages that are not released and name it
+    _by_site: dict[tuple[int, bool], dict[str, StoredMessage]] = field(default_factory=dict)
+    _need_counts: Counter[str] = field(default_factory=Counter)  # object id -> number of messages that need the object
 
     def __post_init__(self) -> None:
         for root, node, run, is_reply, partner, expires, envelope, tree, *flags in self.database.query_rows(
@@ -186,7 +203,7 @@ class MessageStore:
             message = StoredMessage(root, *owner, partner, expires, envelope, tree)
             message.handed, message.released, message.withdrawn = map(bool, flags)
             self._add_message_to_memory(message)
-        self.files.remove_unneeded_objects(self._needed)
+        self.files.remove_unneeded_objects(self._need_counts)
 
     # ------------------------------------------------------------------ the run's side
 
@@ -199,7 +216,7 @@ class MessageStore:
         with self.database.lock:
             accepted = [request for request in requests if self.sites.find_registered_site(request.node)]
             new = [request for request in accepted if request.root not in self._by_root]
-            self.database.execute_in_transaction(*((_STORE, request.database_row) for request in new))
+            self.database.execute_in_transaction(*((_STORE_STATEMENT, request.database_row) for request in new))
             for request in new:
                 self._add_message_to_memory(request)
             missing = self._list_missing_objects(accepted)
@@ -240,7 +257,7 @@ class MessageStore:
             return [reply for reply in replies if not self.runs.is_run_active(reply.run)]
 
     def find_runs_that_asked(self, nodes: Collection[int]) -> set[int]:
-        """Return the runs of which there are messages to or from these sites."""
+        """Return the numbers of the runs that have stored messages to or from these sites."""
         with self.database.lock:
             return {message.run for message in self._by_root.values() if message.node in nodes}
 
@@ -260,12 +277,12 @@ class MessageStore:
 
         Args:
             node: Node id of the site.
-            again: True if the site has reported that it holds no request. In this case a request that was handed out
-                but not answered counts as lost on its way, and is returned again.
+            again: True if the site has reported that it holds no request. Then a request that was handed out but not
+                answered counts as lost on its way, and is returned again.
         """
-        waiting = self._of_site.get((node, False))
+        waiting = self._by_site.get((node, False))
         if not waiting or not any(request.is_due_for_delivery(again=again) for request in list(waiting.values())):
-            return None  # without the lock: sites ask all the time
+            return None  # without taking the lock, because sites call this all the time
         with self.database.lock:
             for request in waiting.values():
                 if not request.is_due_for_delivery(again=again) or not self._is_reply_awaited(request):
@@ -273,7 +290,8 @@ class MessageStore:
                 if not request.handed:
                     statement = "UPDATE messages SET handed = 1 WHERE root = ?"
                     self.database.execute_in_transaction((statement, (request.root,)))
-                    request.handed, request.size = True, sum(map(self.files.get_object_size, request.names))
+                    request.handed = True
+                    request.size = sum(map(self.files.get_object_size, request.object_ids))
                 return request
         return None
 
@@ -294,7 +312,8 @@ class MessageStore:
             The outcome, and the ids of the reply's objects whose files are missing.
         """
         with self.database.lock:
-            request, earlier = self._by_root.get(reply.partner), self._by_root.get(reply.root)
+            request = self._by_root.get(reply.partner)
+            earlier = self._by_root.get(reply.root)
             if earlier is not None and (earlier.node, earlier.partner) != (reply.node, reply.partner):
                 return ReplyAcceptance.ANOTHER_WAS_ACCEPTED, []
             if request is not None and request.partner not in ("", reply.root):
@@ -305,7 +324,7 @@ class MessageStore:
                 return ReplyAcceptance.NOBODY_WAITS, []
             reply.expires = request.expires
             partner = ("UPDATE messages SET partner = ? WHERE root = ?", (reply.root, request.root))
-            self.database.execute_in_transaction((_STORE, reply.database_row), partner)
+            self.database.execute_in_transaction((_STORE_STATEMENT, reply.database_row), partner)
             request.partner = reply.root
             self._add_message_to_memory(reply)
             return ReplyAcceptance.ACCEPTED, self._list_missing_objects([reply])
@@ -341,20 +360,21 @@ class MessageStore:
     def may_pull_object(self, node: int, name: str) -> bool:
         """Return whether a site may download the object with id ``name``: a request that it received contains it."""
         requests = self._list_newest_messages(node, is_reply=False)
-        return any(request.handed and name in request.names for request in requests)
+        return any(request.handed and name in request.object_ids for request in requests)
 
     def may_push_object(self, node: int, name: str) -> bool:
         """Return whether a site may upload the object with id ``name``: a reply that the site announced contains it."""
-        return any(name in reply.names for reply in self._list_newest_messages(node, is_reply=True))
+        return any(name in reply.object_ids for reply in self._list_newest_messages(node, is_reply=True))
 
     def has_object_expired(self, node: int, name: str) -> bool:
         """Return whether all replies of this site with object ``name`` have expired; True if there is no such reply."""
-        now, replies = self.clock(), self._list_newest_messages(node, is_reply=True)
-        return all(reply.expires <= now for reply in replies if name in reply.names)
+        now = self.clock()
+        replies = self._list_newest_messages(node, is_reply=True)
+        return all(reply.expires <= now for reply in replies if name in reply.object_ids)
 
     def is_object_needed(self, name: str) -> bool:
         """Return whether a message that still needs its objects contains the object with the id ``name``."""
-        return name in self._needed
+        return name in self._need_counts
 
     def add_reply_bytes_within_limit(self, node: int, name: str, size: int) -> bool:
         """Add the size of an object to that of its reply; return whether the reply is within its size limit.
@@ -372,11 +392,11 @@ class MessageStore:
         """
         with self.database.lock:
             for reply in self._list_newest_messages(node, is_reply=True):
-                if name in reply.names:
+                if name in reply.object_ids:
                     requests = self._list_newest_messages(node, is_reply=False)
                     largest = max((request.size for request in requests if request.run == reply.run), default=0)
                     reply.size += size
-                    return reply.size <= 2 * largest + ROOM_BYTES
+                    return reply.size <= 2 * largest + SPARE_REPLY_BYTES
             return False
 
     def store_needed_object(self, name: str, content: bytes | memoryview) -> bool:
@@ -388,10 +408,10 @@ class MessageStore:
             self.files.remove_object(name)
             return False
 
-    # ------------------------------------------------------------------ inside
+    # ------------------------------------------------------------------ private
 
     def _list_newest_messages(self, node: int, *, is_reply: bool) -> list[StoredMessage]:
-        return list(self._of_site.get((node, is_reply), {}).values())[::-1]
+        return list(self._by_site.get((node, is_reply), {}).values())[::-1]
 
     def _is_reply_awaited(self, request: StoredMessage) -> bool:
         return not request.withdrawn and request.expires > self.clock() and self.runs.is_run_active(request.run)
@@ -402,19 +422,24 @@ class MessageStore:
         return [name for name in names if not self.files.has_object(name)]
 
     def _add_message_to_memory(self, message: StoredMessage) -> None:
-        """Add a message to memory; beyond :data:`MOST_MESSAGES`, forget the oldest finished messages of its site."""
-        of_site = self._of_site.setdefault((message.node, message.is_reply), {})
-        self._by_root[message.root] = of_site[message.root] = message
+        """Add a message to memory, and delete the site's oldest messages that are finished and above the limit.
+
+        The limit is :data:`MAX_FINISHED_MESSAGES`.
+        """
+        site_messages = self._by_site.setdefault((message.node, message.is_reply), {})
+        self._by_root[message.root] = message
+        site_messages[message.root] = message
         if not message.released:
-            self._needed.update(message.names)
-        finished = [old for old in of_site.values() if old.released or old.expires <= self.clock()]
-        if forgotten := finished[: max(0, len(of_site) - MOST_MESSAGES)]:
+            self._need_counts.update(message.object_ids)
+        finished = [old for old in site_messages.values() if old.released or old.expires <= self.clock()]
+        forgotten = finished[: max(0, len(site_messages) - MAX_FINISHED_MESSAGES)]
+        if forgotten:
             self._release_and_remove_files(forgotten)
             delete = "DELETE FROM messages WHERE root = ?"
             self.database.execute_in_transaction(*((delete, (old.root,)) for old in forgotten))
             for old in forgotten:
                 self._by_root.pop(old.root, None)
-                of_site.pop(old.root, None)
+                site_messages.pop(old.root, None)
 
     def _release_and_remove_files(self, messages: Sequence[StoredMessage]) -> None:
         """Mark the objects of messages as no longer needed for them; remove files that no other message needs."""
@@ -424,20 +449,16 @@ class MessageStore:
             self.database.execute_in_transaction(*((release, (message.root,)) for message in pending))
         for message in pending:
             message.released = True
-            for name in message.names:
-                self._needed[name] -= 1
-                if self._needed[name] <= 0:
-                    del self._needed[name]
+            for name in message.object_ids:
+                self._need_counts[name] -= 1
+                if self._need_counts[name] <= 0:
+                    del self._need_counts[name]
                     self.files.remove_object(name)
 
 
 @dataclass(frozen=True)
 class SuperLinkStorage:
-    """All data of the SuperLink: sites, runs and messages, in one database.
-
-    Attributes:
-        files: The files with the messages' objects.
-    """
+    """All data of the SuperLink: sites, runs and messages in one database, and objects of messages in files."""
 
     database: SuperLinkDatabase
     sites: SiteRegistry
@@ -456,22 +477,23 @@ class SuperLinkStorage:
         """Open the database or create a new one; remove object files that are incomplete or that no message needs.
 
         Args:
-            clock: Returns Unix time that does not jump when the machine's clock is set.
-            steady: Returns seconds on a clock that is valid only within this process.
+            clock: Returns Unix time in seconds that does not jump when the machine's clock is set.
+            steady: Returns seconds on a monotonic clock, which is valid only within this process.
         """
         database = SuperLinkDatabase(path)
         sites, runs = SiteRegistry(database, clock), RunRegistry(database, steady)
         return cls(database, sites, runs, MessageStore(database, sites, runs, files, clock), files)
 
     def close(self) -> None:
+        """Close the database."""
         self.database.close()
 
     def begin_run(self, nodes: Collection[int] | None = None) -> tuple[int, list[StoredMessage]]:
-        """Begin a run, and end every run of its sites, because their processes were killed.
+        """Begin a run, and end each earlier run of its sites, whose process was killed.
 
         Args:
-            nodes: Node ids of the run's members, for which the caller knows that no other run is at work; None for
-                all sites. A run of other sites may be at work, and goes on.
+            nodes: Node ids of the run's sites; None for all sites. The caller has checked that these sites take part in
+                no other run in progress. A run of other sites goes on.
 
         Returns:
             The run's number; and the replies of these sites to earlier runs that no run has recorded.

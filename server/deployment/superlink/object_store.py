@@ -1,4 +1,4 @@
-"""Files with the objects (contents) of messages, their serialization for gRPC, and size limits of replies.
+"""Files with the objects (parts of the content) of messages, their gRPC serialization, and size limits of replies.
 
 The SuperLink and the run share these files, because both run on one machine under one account.
 """
@@ -41,7 +41,7 @@ class ObjectFileStore:
     """A folder with one file per object. Ids that are not a SHA-256 never reach the file system.
 
     Attributes:
-        folder: The folder; it also has the files without names of :class:`ReplyArrayFiles`.
+        folder: The folder; the unnamed files of :class:`ReplyArrayFiles` are on the same disk.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -116,15 +116,15 @@ class ObjectFileStore:
 
 
 LARGE_ARRAY_BYTES = 2**20
-"""Smallest array of a reply that is joined in a file: of a smaller one the memory does not matter."""
+"""Smallest array of a reply that is joined in a file; smaller arrays are joined in memory."""
 
 
 class ReplyArrayFiles:
-    """Files in which the large arrays of replies are joined, and which are mapped into memory read-only.
+    """Files in which the chunks of large reply arrays are joined, and which are mapped into memory read-only.
 
-    The system can take the pages of a mapped file back, so many replies can wait without memory of their own. A file is
-    used again when the last view of its array is gone, because to write into a new file takes five times as long. The
-    files have no names, so that a killed process leaves nothing.
+    The kernel can drop the pages of a mapped file from memory, so many replies can wait for aggregation. A file is used
+    again when the last view of its array is deleted, because writing a new file takes five times as long. The files
+    have no names, so that a killed process leaves none behind.
 
     Args:
         folder: Folder of the files.
@@ -134,10 +134,14 @@ class ReplyArrayFiles:
         self._folder = folder
         self._files: list[IO[bytes]] = []
         self._free: list[IO[bytes]] = []
-        weakref.finalize(self, _close_files, self._files)  # what is mapped stays so
+        weakref.finalize(self, _close_files, self._files)  # mappings stay valid after this
 
     def join_array(self, chunks: Sequence[memoryview]) -> bytes | memoryview:
-        """Join the chunks of an array: a large one in a file; a small one, or without room on the disk, in memory."""
+        """Join the chunks of an array, in a mapped file; in memory if the array is small or the disk is full.
+
+        Returns:
+            The bytes of the array; read-only.
+        """
         size = sum(map(len, chunks))
         if size < LARGE_ARRAY_BYTES:
             return b"".join(chunks)
@@ -148,12 +152,12 @@ class ReplyArrayFiles:
         try:
             file.seek(0)
             for chunk in chunks:
-                left = chunk
-                while left:  # the system may take only a part
-                    left = left[file.write(left) :]
+                rest = chunk
+                while rest:  # one call may write only a part
+                    rest = rest[file.write(rest) :]
             mapped = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
         except OSError:
-            file.truncate(0)  # other programs need the room more
+            file.truncate(0)  # the disk is full: give the space back
             self._free.append(file)
             return b"".join(chunks)
         weakref.finalize(mapped, self._free.append, file).atexit = False
@@ -170,7 +174,7 @@ def _close_files(files: Sequence[IO[bytes]]) -> None:
         file.close()
 
 
-# ---------------------------------------------------------------------- through gRPC, without copies by protobuf
+# ---------------------------------------------------------------------- serialization without copies by protobuf
 
 
 @dataclass(frozen=True)
@@ -187,14 +191,16 @@ class ParsedObjectPush:
         return cls(PushObjectRequest.FromString(rest), content)
 
 
-PULL_CACHE_BYTES, PULL_CACHE_S = 16 * 2**20, 30.0
-_OBJECT_AVAILABLE = PullObjectResponse(object_found=True, object_available=True).SerializeToString()
+MAX_PULL_CACHE_BYTES = 16 * 2**20
+PULL_CACHE_LIFETIME_S = 30.0
+_OBJECT_AVAILABLE_RESPONSE = PullObjectResponse(object_found=True, object_available=True).SerializeToString()
 
 
 class PullObjectResponseCache:
     """A cache of serialized PullObject responses, because all hospitals pull the same model at about the same time.
 
-    A response is cached for :data:`PULL_CACHE_S` after its last pull; the cache holds at most :data:`PULL_CACHE_BYTES`.
+    A response is cached for :data:`PULL_CACHE_LIFETIME_S` after its last pull. The cache holds at most
+    :data:`MAX_PULL_CACHE_BYTES`.
     """
 
     def __init__(self, files: ObjectFileStore) -> None:
@@ -209,14 +215,15 @@ class PullObjectResponseCache:
         with self._lock:
             response = self._remove_cached_response(object_id)
             if response is None and (content := self._files.map_object_into_memory(object_id)) is not None:
-                response = append_protobuf_field(_OBJECT_AVAILABLE, PULL_CONTENT_FIELD, content)
+                response = append_protobuf_field(_OBJECT_AVAILABLE_RESPONSE, PULL_CONTENT_FIELD, content)
             if response is not None:
                 self._responses[object_id] = (now, response)
                 self.size += len(response)
-            while self._responses and (
-                self.size > PULL_CACHE_BYTES or now - next(iter(self._responses.values()))[0] > PULL_CACHE_S
-            ):
-                self._remove_cached_response(next(iter(self._responses)))
+            while self._responses:
+                oldest, (last_pull, _) = next(iter(self._responses.items()))
+                if self.size <= MAX_PULL_CACHE_BYTES and now - last_pull <= PULL_CACHE_LIFETIME_S:
+                    break
+                self._remove_cached_response(oldest)
         return response
 
     def _remove_cached_response(self, object_id: str) -> bytes | None:
@@ -227,11 +234,12 @@ class PullObjectResponseCache:
         return response
 
 
-# ---------------------------------------------------------------------- how large a reply may be
+# ---------------------------------------------------------------------- size limits of replies
 
 SPARE_BYTES = 16 * 2**20
-"""Bytes that a reply may have beyond its request: statistics and metrics."""
+"""Bytes that a reply may have in addition to the size of its request, for statistics and metrics."""
 SPARE_OBJECTS = 8 + SPARE_BYTES // CHUNK_BYTES
+"""Objects that a reply may have in addition to the number of its request's objects."""
 
 
 def read_masked_update_size(content: Mapping[str, Any]) -> int:
@@ -270,8 +278,9 @@ class ReplySizeBound:
             assembled: Bytes of the request's arrays.
             masked_update: Bytes of the masked update that the request asks for.
         """
-        chunks, spare = -(-masked_update // CHUNK_BYTES), masked_update + SPARE_BYTES
-        return cls(len(sizes) + chunks + SPARE_OBJECTS, sum(sizes) + spare, assembled + spare)
+        chunks = -(-masked_update // CHUNK_BYTES)  # rounded up
+        spare = masked_update + SPARE_BYTES
+        return cls(objects=len(sizes) + chunks + SPARE_OBJECTS, size=sum(sizes) + spare, assembled=assembled + spare)
 
     def find_reply_size_fault(self, objects: int, size: int) -> str:
         """Return why a reply with this number of objects and bytes is too large; empty if it is within the limit."""
@@ -281,9 +290,9 @@ class ReplySizeBound:
 
     @property
     def reply_too_large_reason(self) -> str:
-        """The message for a reply with too many bytes."""
+        """The fault of a reply with too many bytes, as a sentence."""
         return f"its reply weighs more than {self.assembled / 1e6:.0f} MB, the most that what was asked for can weigh"
 
 
-NO_REPLY = ReplySizeBound(0, 0, 0)
-"""The bound on a reply to no request of ours."""
+NO_REPLY_BOUND = ReplySizeBound(0, 0, 0)
+"""Size limit of a reply to a request that this run did not send."""

@@ -1,4 +1,4 @@
-"""Start, stop and log the SuperLink's process; and the clock that it shares with runs."""
+"""Start, stop and log the SuperLink's process; open the clock that it shares with runs."""
 
 import json
 import os
@@ -22,14 +22,19 @@ from polyclinic.server.coordinator.folder import CoordinatorFolder
 from polyclinic.server.coordinator.preflight import find_hospital_port_faults
 from polyclinic.server.deployment.superlink.control_client import is_superlink_answering
 
-OBJECTS, CLOCK = "objects", "clock.json"
-"""Names in the coordinator's folder ``state``: contents of messages, and the steady clock's offset."""
-START_TIMEOUT_S, STOP_GRACE_S = 60.0, 3.0
-FILE_BYTES, FILES = 2 * 2**20, 3
-LINES_A_MINUTE, LONGEST_LINE = 300, 2000
-"""Further lines are only counted, so that a flood of lines does not displace older ones."""
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+OBJECTS_FOLDER = "objects"
+"""Folder for the contents of messages, in the coordinator's folder ``state``."""
+CLOCK_FILE = "clock.json"
+"""File with the offset of the steady clock, in the coordinator's folder ``state``."""
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 3.0
+MAX_LOG_FILE_BYTES = 2 * 2**20
+MAX_LOG_FILES = 3
+MAX_LINES_PER_MINUTE = 300
+"""More lines are only counted, so that a flood of lines does not rotate older lines out of the log."""
+MAX_LINE_CHARACTERS = 2000
+_COLOUR_CODES = re.compile(r"\x1b\[[0-9;]*m")
+_BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 class SuperLinkProcess:
@@ -55,11 +60,12 @@ class SuperLinkProcess:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            # STARTER makes the SuperLink end when this process ends.
             env={
                 **os.environ,
                 STARTER_VARIABLE: str(os.getpid()),
                 **BUFFER_REUSE_ENVIRONMENT,
-            },  # it ends when this process does
+            },
         )
         assert self._process.stdout is not None
         self._log = copy_lines_to_log(
@@ -70,9 +76,9 @@ class SuperLinkProcess:
         while not is_superlink_answering(coordinator):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
-                self._log.join(STOP_GRACE_S)  # so that its last lines are in the file
-                end = "\n    ".join(coordinator.log_path.read_text(errors="replace").splitlines()[-5:])
-                problem = f"the SuperLink did not start. The end of {coordinator.log_path}:\n    {end}"
+                self._log.join(STOP_TIMEOUT_S)  # so that its last lines are in the file
+                last_lines = "\n    ".join(coordinator.log_path.read_text(errors="replace").splitlines()[-5:])
+                problem = f"the SuperLink did not start. The end of {coordinator.log_path}:\n    {last_lines}"
                 raise BadInput([Fault(str(coordinator.folder), problem)])
             time.sleep(0.1)
 
@@ -81,12 +87,12 @@ class SuperLinkProcess:
         return self._process.poll() if self._process else None
 
     def stop(self) -> None:
-        """End the process by SIGTERM, and after :data:`STOP_GRACE_S` by SIGKILL, which does not damage the database."""
+        """End the process by SIGTERM, after :data:`STOP_TIMEOUT_S` by SIGKILL, which does not damage the database."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.terminate()
         try:
-            self._process.wait(STOP_GRACE_S)
+            self._process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -106,14 +112,20 @@ def make_superlink_command(coordinator: CoordinatorFolder) -> list[str]:
     ]
 
 
-# ---------------------------------------------------------------------- its log
+# ---------------------------------------------------------------------- log
 
 
 @dataclass
 class RotatingLogFile:
-    """A log of at most :data:`FILES` files (PATH, PATH.1, PATH.2) of :data:`FILE_BYTES`, readable only by their owner.
+    """A log of at most :data:`MAX_LOG_FILES` files of :data:`MAX_LOG_FILE_BYTES` each, readable only by their owner.
 
-    With ``as_json``, each line is an object with ``time`` and ``message``.
+    The files are PATH, PATH.1 and PATH.2, newest first.
+
+    Attributes:
+        clock: Returns monotonic time in seconds.
+        as_json: True to write each line as a JSON object with ``time`` and ``message``.
+        _minute: Time at which the current minute began.
+        _lines: Number of lines in the current minute, also lines that were not written.
     """
 
     path: Path
@@ -123,25 +135,30 @@ class RotatingLogFile:
     _lines: int = 0
 
     def write_log_line(self, line: str) -> None:
-        """Add a line with its time; drop it if the current minute already has :data:`LINES_A_MINUTE` lines."""
+        """Add a line with its time; drop it if the current minute already has :data:`MAX_LINES_PER_MINUTE` lines."""
         now = self.clock()
         if now - self._minute >= 60:
-            left_out, self._minute, self._lines = self._lines - LINES_A_MINUTE, now, 0
-            if left_out > 0:
-                self._append_and_rotate_log(f"{left_out} more lines in that minute")
+            dropped = self._lines - MAX_LINES_PER_MINUTE
+            self._minute = now
+            self._lines = 0
+            if dropped > 0:
+                self._append_and_rotate_log(f"{dropped} more lines in that minute")
         self._lines += 1
-        if self._lines <= LINES_A_MINUTE:
-            self._append_and_rotate_log(escape_control_characters(line)[:LONGEST_LINE])
+        if self._lines <= MAX_LINES_PER_MINUTE:
+            self._append_and_rotate_log(escape_control_characters(line)[:MAX_LINE_CHARACTERS])
 
     def _append_and_rotate_log(self, line: str) -> None:
-        if self.path.exists() and self.path.stat().st_size >= FILE_BYTES:
-            names = [self.path, *(self.path.with_name(f"{self.path.name}.{number}") for number in range(1, FILES))]
+        if self.path.exists() and self.path.stat().st_size >= MAX_LOG_FILE_BYTES:
+            names = [
+                self.path,
+                *(self.path.with_name(f"{self.path.name}.{number}") for number in range(1, MAX_LOG_FILES)),
+            ]
             for older, newer in zip(names[:0:-1], names[-2::-1], strict=True):
                 if newer.exists():
                     newer.replace(older)
-        number = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        with open(number, "a", encoding="utf-8") as file:
-            os.fchmod(number, 0o600)  # a file of an earlier release
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        with open(descriptor, "a", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o600)  # an earlier release made the file readable to others
             now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             text = format_as_json_text({"time": now, "message": line}) if self.as_json else f"{now} {line}"
             file.write(f"{text}\n")
@@ -149,7 +166,7 @@ class RotatingLogFile:
 
 def escape_control_characters(line: str) -> str:
     """Return a line without terminal colour codes, and with other control characters escaped."""
-    plain = _COLOURS.sub("", line).rstrip("\r\n")
+    plain = _COLOUR_CODES.sub("", line).rstrip("\r\n")
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in plain)
 
 
@@ -157,10 +174,10 @@ def copy_lines_to_log(source: IO[bytes], log: RotatingLogFile) -> threading.Thre
     """Copy the output lines of a process to a log, in a thread that ends with the process."""
 
     def copy_output_lines() -> None:
-        while line := source.readline(4 * LONGEST_LINE):
+        while line := source.readline(4 * MAX_LINE_CHARACTERS):
             try:
                 log.write_log_line(line.decode(errors="replace"))
-            except OSError:  # the disk is full: the process must not wait for us
+            except OSError:  # the disk is full: go on reading, because a full pipe would block the process
                 continue
         source.close()
 
@@ -169,19 +186,20 @@ def copy_lines_to_log(source: IO[bytes], log: RotatingLogFile) -> threading.Thre
     return thread
 
 
-# ---------------------------------------------------------------------- its clock
+# ---------------------------------------------------------------------- clock
 
 
 def open_shared_steady_clock(file: Path) -> Callable[[], float]:
-    """Return a Unix time clock, shared by SuperLink and runs, that does not jump when the machine's clock is set.
+    """Return a clock of Unix time in seconds that does not jump when the machine's clock is set.
 
-    The SuperLink uses it for the expiry of messages and the heartbeats of sites. With the machine's clock, setting the
-    time forward by an hour would make every site an hour late. Signatures of calls use the machine's clock.
+    The SuperLink and runs share it, for the expiry of messages and the heartbeats of sites. With the machine's clock,
+    setting the time forward by an hour would make every site an hour late. Signatures of calls use the machine's clock.
 
     Args:
-        file: Holds the offset between Unix time and the time since boot; created if missing or from an earlier boot.
+        file: File with the offset between Unix time and the time since boot. It is created if it is missing or from an
+            earlier boot.
     """
-    boot = _BOOT.read_text(encoding="ascii").strip()
+    boot = _BOOT_ID_FILE.read_text(encoding="ascii").strip()
     try:
         stored = json.loads(file.read_bytes())
         offset = float(stored["offset_s"]) if stored["boot"] == boot else None

@@ -23,15 +23,15 @@ from polyclinic.server.deployment.superlink.database import DATABASE_FILE
 from polyclinic.server.deployment.superlink.fleet_server import start_server_for_hospitals
 from polyclinic.server.deployment.superlink.messages import SuperLinkStorage
 from polyclinic.server.deployment.superlink.object_store import ObjectFileStore
-from polyclinic.server.deployment.superlink.process import CLOCK, OBJECTS, open_shared_steady_clock
+from polyclinic.server.deployment.superlink.process import CLOCK_FILE, OBJECTS_FOLDER, open_shared_steady_clock
 
 _log = logging.getLogger(__name__)
 
-OTHER_FILES = 256
-"""Open files of the SuperLink beside hospitals' connections: objects, database, log, gRPC's own."""
-RELEASE_MEMORY_EVERY_S = 30.0
-GRACE_S = 1.0
-"""Time for calls in progress when the process is told to stop."""
+OTHER_OPEN_FILES = 256
+"""Open files of the SuperLink in addition to hospitals' connections: objects, database, log and files of gRPC."""
+MEMORY_RELEASE_INTERVAL_S = 30.0
+CALL_GRACE_S = 1.0
+"""Time for which calls in progress may go on after a request to stop."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,28 +49,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     state: Path = options.state
     certificates = options.authority.read_bytes(), options.certificate.read_bytes(), options.key.read_bytes()
-    files, clock = ObjectFileStore(state / OBJECTS), open_shared_steady_clock(state / CLOCK)
+    files = ObjectFileStore(state / OBJECTS_FOLDER)
+    clock = open_shared_steady_clock(state / CLOCK_FILE)
     storage = SuperLinkStorage.open_storage(state / DATABASE_FILE, files, clock)
     connections = count_possible_connections(options.connections)
-    hospitals, _ = start_server_for_hospitals(options.fleet, storage, certificates, state, connections)
-    programs = start_control_server(ControlSocketPath(state).grpc_address, storage)
-    while not stop.wait(RELEASE_MEMORY_EVERY_S):
+    hospital_server, _ = start_server_for_hospitals(options.fleet, storage, certificates, state, connections)
+    control_server = start_control_server(ControlSocketPath(state).grpc_address, storage)
+    while not stop.wait(MEMORY_RELEASE_INTERVAL_S):
         release_free_memory()  # after a flood of connections the allocator keeps tens of megabytes
     storage.messages.arrivals.close()
-    for ended in [server.stop(GRACE_S) for server in (hospitals, programs)]:
-        ended.wait()
+    stopped_events = [server.stop(CALL_GRACE_S) for server in (hospital_server, control_server)]
+    for stopped in stopped_events:
+        stopped.wait()
     storage.close()
 
 
 def count_possible_connections(connections: int) -> int:
-    """Return how many of ``connections`` fit into the limit of open files, at least 1; log a warning if not all do."""
-    room = raise_descriptor_limit() - OTHER_FILES
-    if room < connections:
+    """Return ``connections``, or fewer if the limit of open files is lower; log a warning in that case.
+
+    The result is at least 1.
+    """
+    available = raise_descriptor_limit() - OTHER_OPEN_FILES
+    if available < connections:
         problem = (
             "only %d connections of hospitals fit under this account's limit of open files, not %d; raise ulimit -n"
         )
-        _log.warning(problem, max(room, 1), connections)
-    return max(min(connections, room), 1)
+        _log.warning(problem, max(available, 1), connections)
+    return max(min(connections, available), 1)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,16 @@ from urllib.parse import unquote
 from polyclinic.common.system.files import open_own_file
 
 REFUSED_CALLS_FILE = "refused-calls.jsonl"
-PAUSE_S = 5.0
-"""Pause before the same refusal is written again, with the number of its repetitions."""
-FULL_BYTES = 2**20
-MOST_KINDS = 1000
-"""Different refusals that are distinguished; all others are counted as one."""
-REPORT_EVERY_S, REPORT_LINES = 60.0, 20
-"""Pause between two reports on strangers, and lines of a report; all other addresses share one more line."""
-OTHERS = "other addresses"
+REPEAT_INTERVAL_S = 5.0
+"""Seconds until the same refusal is written again, with the number of its repetitions."""
+MAX_FILE_BYTES = 2**20
+MAX_DISTINCT_REFUSALS = 1000
+"""Greatest number of refusals that are counted separately; all others are counted as one."""
+REPORT_INTERVAL_S = 60.0
+"""Seconds between two reports on calls of unknown callers."""
+MAX_REPORT_LINES = 20
+"""Greatest number of addresses in a report; all other addresses share one more line."""
+OTHER_ADDRESSES = "other addresses"
 
 _log = logging.getLogger(__name__)
 
@@ -53,41 +55,44 @@ class RefusedCallLog:
     """Records refused calls of registered sites in a file. Safe to use from several threads."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._lock = path, threading.Lock()
-        self._written: dict[RefusedCall, tuple[float, int]] = {}  # time of the last line, repetitions since
+        self._path = path
+        self._lock = threading.Lock()
+        self._written: dict[RefusedCall, tuple[float, int]] = {}  # time of the last line, and repetitions since then
         self._timer: threading.Timer | None = None
 
     def record_refused_call(self, refused: RefusedCall) -> None:
-        """Write a refusal to the file; only count it if the same refusal was written within :data:`PAUSE_S` seconds."""
+        """Write a refusal to the file; only count it if it was written less than :data:`REPEAT_INTERVAL_S` ago."""
         with self._lock:
-            if refused not in self._written and len(self._written) >= MOST_KINDS:
+            if refused not in self._written and len(self._written) >= MAX_DISTINCT_REFUSALS:
                 refused = RefusedCall(refused.caller, "several", "many different calls were refused")
-            when, times = self._written.get(refused, (-PAUSE_S, 0))
-            now, times = time.monotonic(), times + 1
-            if now - when >= PAUSE_S:
+            last_written, repetitions = self._written.get(refused, (-REPEAT_INTERVAL_S, 0))
+            now = time.monotonic()
+            times = repetitions + 1
+            if now - last_written >= REPEAT_INTERVAL_S:
                 self._written[refused] = now, 0
                 self._write_refused_call(refused, times)
                 return
-            self._written[refused] = when, times
+            self._written[refused] = last_written, times
             if self._timer is None:
-                self._timer = threading.Timer(PAUSE_S, self._write_counted_refused_calls)
+                self._timer = threading.Timer(REPEAT_INTERVAL_S, self._write_counted_refused_calls)
                 self._timer.daemon = True
                 self._timer.start()
 
     def _write_counted_refused_calls(self) -> None:
         """Write the refusals that were only counted so far, with their counts."""
         with self._lock:
-            self._timer, now = None, time.monotonic()
+            self._timer = None
+            now = time.monotonic()
             for refused, (_, times) in list(self._written.items()):
                 if times:
                     self._written[refused] = now, 0
                     self._write_refused_call(refused, times)
 
     def _write_refused_call(self, refused: RefusedCall, times: int) -> None:
-        about = f" about {refused.other}" if refused.other else ""
-        _log.warning("refused %s of %s%s: %s (%d times)", refused.call, refused.caller, about, refused.reason, times)
+        subject = f" about {refused.other}" if refused.other else ""
+        _log.warning("refused %s of %s%s: %s (%d times)", refused.call, refused.caller, subject, refused.reason, times)
         line: dict[str, Any] = {"time": time.time(), **vars(refused), "times": times}
-        if self._path.exists() and self._path.stat().st_size > FULL_BYTES:
+        if self._path.exists() and self._path.stat().st_size > MAX_FILE_BYTES:
             self._path.replace(self._path.with_suffix(".old.jsonl"))
         with open_own_file(self._path, "a") as file:
             file.write(json.dumps(line) + "\n")
@@ -104,7 +109,7 @@ class UnknownCallerCounts:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count_refused_call(self, peer: str, reason: str) -> None:
-        """Count a refused call by address and reason, and log all counts within :data:`REPORT_EVERY_S`.
+        """Count a refused call by address and reason, and log all counts within :data:`REPORT_INTERVAL_S`.
 
         Args:
             peer: Address and port in the form of gRPC's ``context.peer()``, e.g. ``ipv6:%5B::1%5D:40000``.
@@ -112,9 +117,11 @@ class UnknownCallerCounts:
         address = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
         with self._lock:
             is_new = (address, reason) not in self._counts
-            full = is_new and len(self._counts) >= MOST_KINDS
-            self._counts[(OTHERS, "various reasons") if full else (address, reason)] += 1
-            wait_s = self._reported + REPORT_EVERY_S - self.clock()
+            if is_new and len(self._counts) >= MAX_DISTINCT_REFUSALS:
+                self._counts[OTHER_ADDRESSES, "various reasons"] += 1
+            else:
+                self._counts[address, reason] += 1
+            wait_s = self._reported + REPORT_INTERVAL_S - self.clock()
             if wait_s > 0 and self._timer is None:
                 self._timer = threading.Timer(wait_s, self.log_refused_call_counts)
                 self._timer.daemon = True
@@ -123,11 +130,15 @@ class UnknownCallerCounts:
             self.log_refused_call_counts()
 
     def log_refused_call_counts(self) -> None:
-        """Write the counts since the last report to the log."""
+        """Write the counts since the last report to the log, and set them to zero."""
         with self._lock:
-            self._reported, self._timer = self.clock(), None
-            counts, self._counts = self._counts, Counter()
-        for (address, reason), number in counts.most_common(REPORT_LINES):
+            self._reported = self.clock()
+            self._timer = None
+            counts = self._counts
+            self._counts = Counter()
+        most_common = counts.most_common(MAX_REPORT_LINES)
+        for (address, reason), number in most_common:
             _log.warning("refused from %s: %s, %d times", address, reason, number)
-        if rest := sum(counts.values()) - sum(number for _, number in counts.most_common(REPORT_LINES)):
-            _log.warning("refused from %s: various reasons, %d times", OTHERS, rest)
+        rest = sum(counts.values()) - sum(number for _, number in most_common)
+        if rest:
+            _log.warning("refused from %s: various reasons, %d times", OTHER_ADDRESSES, rest)

@@ -10,12 +10,12 @@ from polyclinic.common.wire.release_name import parse_release_name
 from polyclinic.common.wire.versions import StatedRelease, is_spoken
 from polyclinic.server.deployment.superlink.database import SuperLinkDatabase
 
-PATIENCE = 2
-"""Heartbeat intervals without a heartbeat after which a site counts as lost; Flower's own rule."""
-RUN_SILENT_S = 60.0
-"""Time without a heartbeat of the process that leads a run, after which sites drop their work on the run."""
-MOST_RUNS = 100
-"""Runs that are remembered, the newest."""
+MAX_MISSED_HEARTBEATS = 2
+"""Heartbeat intervals without a heartbeat after which a site counts as lost; the same rule as in Flower."""
+RUN_HEARTBEAT_TIMEOUT_S = 60.0
+"""Time without a heartbeat of a run's leading process after which sites drop their work on the run."""
+MAX_STORED_RUNS = 100
+"""Number of the newest runs that are stored."""
 
 
 class SiteConnectionState(StrEnum):
@@ -35,10 +35,10 @@ class RegisteredSite:
         node_id: Flower's node id, derived from the public key.
         name: Name under which the site was admitted.
         public_key: PEM, as Flower sends it.
-        state: Last state that the site reported. The registry itself never stores ``LOST``, which follows from
-            ``until``.
+        state: Last state that the site reported. ``LOST`` is never stored; it is computed from ``until``.
         until: Time on the steady clock at which the site counts as lost unless another heartbeat arrives.
-        process: Identifier of the site's process that connected last; empty until one connects. It is kept in memory.
+        process: Identifier of the site's process that connected last; empty until one connects. It is not stored on
+            disk.
         stated: Wire version and release that the site stated last when it connected or sent a heartbeat; None before.
     """
 
@@ -52,7 +52,7 @@ class RegisteredSite:
 
     @property
     def is_online(self) -> bool:
-        """Return whether the site was connected when its state was read."""
+        """True if the site was connected when its state was read."""
         return self.state == SiteConnectionState.CONNECTED
 
     def compute_connection_state_at(self, now: float) -> SiteConnectionState:
@@ -64,7 +64,8 @@ class SiteRegistry:
     """Stores the registered sites and their connection states. Safe to use from several threads."""
 
     def __init__(self, database: SuperLinkDatabase, clock: Callable[[], float]) -> None:
-        self._database, self._clock = database, clock
+        self._database = database
+        self._clock = clock
         self._sites = dict[int, RegisteredSite]()
         for node, name, key, state, until in database.query_rows("SELECT node, name, key, state, until FROM sites"):
             self._sites[int(node)] = RegisteredSite(int(node), name, bytes(key), SiteConnectionState(state), until)
@@ -140,7 +141,7 @@ class SiteRegistry:
         with self._database.lock:
             if (site := self._sites.get(node_id)) is None:
                 return False
-            until = self._clock() + PATIENCE * interval_s
+            until = self._clock() + MAX_MISSED_HEARTBEATS * interval_s
             self._store_registered_site(replace(site, state=SiteConnectionState.CONNECTED, until=until))
             return True
 
@@ -151,13 +152,14 @@ class SiteRegistry:
                 self._sites[node_id] = replace(site, process=process)
 
     def record_site_release(self, node_id: int, stated: StatedRelease) -> None:
-        """Record the wire version and the release that a site stated last, also for the time after a restart.
+        """Record the wire version and the release that a site stated last, in memory and on disk.
 
-        A version that has none in common with this release is not recorded, because no message could be written in it.
-        Of a site that is ahead by one, the disk holds the version that both speak.
+        A site that has no wire version in common with this release is not recorded, because no message can be sent to
+        it. For a site with a newer version, the disk holds the newest version that both speak.
         """
         with self._database.lock:
-            if (site := self._sites.get(node_id)) is None or site.stated == stated or not stated.is_within_reach:
+            site = self._sites.get(node_id)
+            if site is None or site.stated == stated or not stated.is_within_reach:
                 return
             row = str(node_id), stated.agreed_version, stated.release
             self._database.execute_in_transaction(("INSERT OR REPLACE INTO releases VALUES (?, ?, ?)", row))
@@ -171,9 +173,9 @@ class SiteRegistry:
 
 
 def derive_node_id(public_key: bytes) -> int:
-    """Return a public key's node id: the first 64 bits of the key's SHA-256, with the highest bit set.
+    """Return the node id of a public key: the first 64 bits of the key's SHA-256, with the highest bit set.
 
-    The node id is therefore above the small numbers that Flower reserves.
+    The highest bit keeps node ids above the small numbers that Flower reserves.
     """
     return int.from_bytes(hashlib.sha256(public_key).digest()[:8]) | 1 << 63
 
@@ -182,12 +184,13 @@ class RunRegistry:
     """Stores the runs and the time of their last heartbeats. Safe to use from several threads.
 
     Args:
-        steady: Returns the time in seconds. Heartbeats are not stored on disk, so a restart of the SuperLink gives
-            every run its full time again.
+        steady: Returns monotonic time in seconds. Heartbeats are not stored on disk, so after a restart of the
+            SuperLink each run has the full timeout again.
     """
 
     def __init__(self, database: SuperLinkDatabase, steady: Callable[[], float]) -> None:
-        self._database, self._steady = database, steady
+        self._database = database
+        self._steady = steady
         rows = database.query_rows("SELECT run, is_over FROM runs ORDER BY rowid")
         self._is_over = {int(run): bool(is_over) for run, is_over in rows}
         self._last_heartbeat = {run: steady() for run, is_over in self._is_over.items() if not is_over}
@@ -196,12 +199,14 @@ class RunRegistry:
         """Begin a run; return its number."""
         run = secrets.randbits(63) | 1
         with self._database.lock:
-            oldest = list(self._is_over)[: max(0, len(self._is_over) - MOST_RUNS + 1)]
-            forget = [("DELETE FROM runs WHERE run = ?", (str(old),)) for old in oldest]
-            self._database.execute_in_transaction(("INSERT INTO runs VALUES (?, 0)", (str(run),)), *forget)
+            oldest = list(self._is_over)[: max(0, len(self._is_over) - MAX_STORED_RUNS + 1)]
+            insertion = ("INSERT INTO runs VALUES (?, 0)", (str(run),))
+            deletions = [("DELETE FROM runs WHERE run = ?", (str(old),)) for old in oldest]
+            self._database.execute_in_transaction(insertion, *deletions)
             for old in oldest:
                 del self._is_over[old]
-            self._is_over[run], self._last_heartbeat[run] = False, self._steady()
+            self._is_over[run] = False
+            self._last_heartbeat[run] = self._steady()
         return run
 
     def end_run(self, run: int) -> None:
@@ -213,7 +218,7 @@ class RunRegistry:
                 self._is_over[run] = True
 
     def record_run_heartbeat(self, run: int) -> bool:
-        """Record a heartbeat of the process that leads a run; return False if the run is over or the heartbeat late."""
+        """Record a heartbeat of a run's leading process; return False if the run is over or the heartbeat too late."""
         with self._database.lock:
             if not self.is_run_active(run):
                 return False
@@ -223,8 +228,8 @@ class RunRegistry:
     def is_run_active(self, run: int) -> bool:
         """Return whether a run has not ended and its heartbeats arrive in time."""
         last = self._last_heartbeat.get(run)
-        return last is not None and self._steady() - last <= RUN_SILENT_S
+        return last is not None and self._steady() - last <= RUN_HEARTBEAT_TIMEOUT_S
 
     def list_unfinished_runs(self) -> list[int]:
-        """Return the runs that have not been ended, including those without heartbeats."""
+        """Return the numbers of the runs that have not been ended, also of runs without recent heartbeats."""
         return list(self._last_heartbeat)

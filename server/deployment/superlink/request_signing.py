@@ -38,18 +38,20 @@ class RequestSigner:
 
     Args:
         key, certificate: The coordinator's signing key and its certificate.
-        sites: Returns the sites that may take part, by node id.
+        sites: Returns node id -> site, for the sites that may take part.
     """
 
     def __init__(
         self, key: ec.EllipticCurvePrivateKey, certificate: bytes, sites: Callable[[], Mapping[int, RequestRecipient]]
     ) -> None:
-        self._key, self._certificate, self._read_sites = key, certificate, sites
+        self._key = key
+        self._certificate = certificate
+        self._read_sites = sites
         self._sites: Mapping[int, RequestRecipient] = {}
-        self._sent: dict[str, tuple[RequestRecipient, str, int]] = {}  # name of the message -> its site, run and round
+        self._sent: dict[str, tuple[RequestRecipient, str, int]] = {}  # message id -> its site, run and round
 
     def reload_recipients(self) -> Mapping[int, RequestRecipient]:
-        """Read again which sites may take part; return them by node id."""
+        """Read the sites that may take part again; return node id -> site."""
         self._sites = self._read_sites()
         return self._sites
 
@@ -57,7 +59,7 @@ class RequestSigner:
         """Sign a request for its site; leave a request to a revoked site unsigned."""
         site = self._find_recipient(message.metadata.dst_node_id)
         if site is None:
-            return  # the SuperLink does not deliver it
+            return  # the SuperLink does not deliver a request to a revoked site
         run, server_round, record = read_run_round_class(message.content)
         statement = RequestStatement(
             site=site.name,
@@ -78,12 +80,13 @@ class RequestSigner:
             self._sent[message.metadata.message_id] = site, run, server_round
 
     def find_reply_signature_fault(self, message_id: str, reply: Message) -> str:
-        """Return why a reply is not the recipient's signed answer to this request; empty if it is.
+        """Return the fault of a reply that is not the recipient's signed answer to a request; empty if it is.
 
         Args:
             message_id: Message id of the request.
         """
-        if (sent := self._sent.pop(message_id, None)) is None:
+        sent = self._sent.pop(message_id, None)
+        if sent is None:
             return "nothing was asked"
         site, run, server_round = sent
         try:
@@ -102,8 +105,8 @@ class RequestSigner:
         """Verify the signature on a reply to an earlier run; return the statement, the text that the site signed.
 
         Raises:
-            SignatureFault: If the site may no longer take part or has not signed the statement, or if the statement is
-                about another site or other records.
+            SignatureFault: If the site may no longer take part, the signature is wrong, or the statement does not
+                match the site or the reply's records.
         """
         site = self._find_recipient(node_id)
         if site is None:
@@ -118,7 +121,11 @@ class RequestSigner:
 
 
 def _verify_reply_statement(content: RecordDict, public_key: str) -> ReplyStatement:
-    """Return the signed statement about a reply's records; raise :class:`SignatureFault` if the signature is wrong."""
+    """Return the signed statement about a reply's records.
+
+    Raises:
+        SignatureFault: If the signature is wrong, or the statement does not match the records.
+    """
     statement: ReplyStatement = verify_reply_signature(read_unverified_signature(content)[0], public_key)
     check_statement_matches_record(statement, content)
     return statement

@@ -1,4 +1,4 @@
-"""Read the state of a run for the live view, only from files, so that the run is not disturbed."""
+"""Read the state of a run for the live view. It is read only from files, so that the run is not disturbed."""
 
 import datetime as dt
 import json
@@ -25,10 +25,11 @@ from polyclinic.server.runs.live_status import (
 from polyclinic.server.runs.reader import RoundFileLine
 
 MAX_EVENTS = 12
-LONGEST = 240
-"""Longest sentence of an event, in characters."""
+"""Greatest number of events on the page."""
+MAX_SENTENCE_CHARACTERS = 240
+"""Greatest length of the sentence of an event."""
 
-SENTENCES = {
+EVENT_SENTENCES = {
     "begun": "the run began",
     "data_read": "the data were read",
     "begun_anew": "the run began again from round 1: there is no checkpoint that can be read",
@@ -71,7 +72,7 @@ SENTENCES = {
     "done": "the run is done; model {model_sha256}",
     "working_files_removed": "{folders} were removed, {days} days after the end of the run (retention)",
 }
-"""Every event that the coordinator and the simulation write, with its sentence."""
+"""Name of an event in ``events.jsonl`` -> sentence with the event's fields in braces."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,9 @@ class SiteStatusRow:
     """A row of the live view's table of sites.
 
     Attributes:
-        link: Connection: ``connected``, ``not connected``, ``revoked``, ``not known``, or empty in a simulation.
-        part: What the site does in the run now, in words.
-        rounds: Number of rounds in which the site's update counted.
+        link: Connection state: ``connected``, ``not connected``, ``revoked`` or ``not known``; empty in a simulation.
+        part: Description of the site's present activity in the run.
+        rounds: Number of rounds in which the site's update was used.
         seconds: Duration of the site's last training.
         missed: Round and reason of the site's last absence.
     """
@@ -101,14 +102,16 @@ class RunSnapshot:
     Attributes:
         title: Name of the federation; in a simulation, name of the program.
         link: State of the server of ``flwr-server start``; empty in a simulation.
-        present: Current state of the run; None if there was no run yet.
+        current_run: State of the current or last run; None if there was no run yet.
+        sites: Rows of the table of sites.
+        rounds: The completed rounds.
         events: Time and text of the latest events, newest first.
-        summary: ``summary.json`` of a finished run.
+        summary: Content of ``summary.json`` of a finished run; empty before.
     """
 
     title: str
     link: str = ""
-    present: CurrentRun | None = None
+    current_run: CurrentRun | None = None
     sites: tuple[SiteStatusRow, ...] = ()
     rounds: tuple[RoundFileLine, ...] = ()
     events: tuple[tuple[str, str], ...] = ()
@@ -120,6 +123,7 @@ class RunStateSource:
     """The files and functions from which the live view reads the state of a run.
 
     Attributes:
+        title: Name of the federation; in a simulation, name of the program.
         state: Folder with ``present.json``, the state of the current run.
         links: Returns site -> connection state.
         link: Returns the state of the server of ``flwr-server start``.
@@ -132,15 +136,23 @@ class RunStateSource:
 
 
 def make_current_run_source(coordinator: CoordinatorFolder) -> RunStateSource:
-    """Return where the live view reads a coordinator's current run."""
+    """Return the source from which the live view reads a coordinator's current run."""
 
     def read_site_connection_states() -> dict[str, str]:
-        online, signed_off = read_site_connections(coordinator.state_path), read_site_sign_offs(coordinator.state_path)
+        online = read_site_connections(coordinator.state_path)
+        signed_off = read_site_sign_offs(coordinator.state_path)
         states = {}
         for name, site in read_all_admitted_sites(coordinator).items():
-            away = describe_site_sign_off(signed_off[name]) if name in signed_off else "not connected"
-            connection = "not known" if online is None else "connected" if online.get(name) else away
-            states[name] = "revoked" if site.revoked else connection
+            if site.revoked:
+                states[name] = "revoked"
+            elif online is None:
+                states[name] = "not known"
+            elif online.get(name):
+                states[name] = "connected"
+            elif name in signed_off:
+                states[name] = describe_site_sign_off(signed_off[name])
+            else:
+                states[name] = "not connected"
         return states
 
     def read_server_connection_state() -> str:
@@ -154,23 +166,27 @@ def make_current_run_source(coordinator: CoordinatorFolder) -> RunStateSource:
 
 
 class RunFileWatcher:
-    """Reads the state of a run repeatedly; of growing files, only the new lines."""
+    """Reads the state of a run repeatedly; from growing files it reads only the new lines."""
 
     def __init__(self, source: RunStateSource) -> None:
         self._source = source
-        self._rounds, self._events = JsonLinesReader(Path()), JsonLinesReader(Path())
+        self._rounds = JsonLinesReader(Path())
+        self._events = JsonLinesReader(Path())
         self._records: tuple[RoundFileLine, ...] = ()
 
     def poll_run_snapshot(self) -> RunSnapshot:
-        """Read what is new in the files; return the current state of the run."""
-        source, links = self._source, self._source.links()
-        if (present := read_last_run_state(source.state)) is None:
-            idle = tuple(SiteStatusRow(name, link, "") for name, link in links.items())
-            return RunSnapshot(source.title, source.link(), sites=idle)
-        folder = Path(present.run_folder)
-        if self._rounds.path.parent != folder:
+        """Read the new lines of the files; return the state of the run."""
+        source = self._source
+        links = source.links()
+        current_run = read_last_run_state(source.state)
+        if current_run is None:
+            idle_sites = tuple(SiteStatusRow(name, link, "") for name, link in links.items())
+            return RunSnapshot(source.title, source.link(), sites=idle_sites)
+        folder = Path(current_run.run_folder)
+        if self._rounds.path.parent != folder:  # another run has begun
             self._rounds = JsonLinesReader(folder / "rounds.jsonl")
-            self._events, self._records = JsonLinesReader(folder / "events.jsonl"), ()
+            self._events = JsonLinesReader(folder / "events.jsonl")
+            self._records = ()
         if self._rounds.poll_new_lines():
             records = []
             for line in self._rounds.all:
@@ -178,23 +194,25 @@ class RunFileWatcher:
                     records.append(RoundFileLine.model_validate(line))
             self._records = tuple(records)
         self._events.poll_new_lines()
-        counted = Counter(site for record in self._records for site in record.sites)
-        seconds, missed, sites = dict[str, float](), dict[str, str](), list[SiteStatusRow]()
+        round_counts = Counter(site for record in self._records for site in record.sites)
+        seconds = dict[str, float]()
+        missed = dict[str, str]()
         for record in self._records:
             seconds |= record.site_seconds
             missed |= {site: f"round {record.round}: {why}" for site, why in record.absent.items()}
-        for name in sorted({*links, *present.sites, *present.waiting_for}):
+        sites = list[SiteStatusRow]()
+        for name in sorted({*links, *current_run.sites, *current_run.waiting_for}):
             link = links.get(name, "")
-            part = describe_site_activity(present, name, revoked=link == "revoked")
-            sites.append(SiteStatusRow(name, link, part, counted[name], seconds.get(name), missed.get(name, "")))
+            part = describe_site_activity(current_run, name, revoked=link == "revoked")
+            sites.append(SiteStatusRow(name, link, part, round_counts[name], seconds.get(name), missed.get(name, "")))
         summary = None
-        if present.state == "done":
+        if current_run.state == "done":
             with suppress(OSError, ValueError):
                 summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         return RunSnapshot(
             source.title,
             source.link(),
-            present,
+            current_run,
             tuple(sites),
             self._records,
             tuple(format_run_event(event) for event in reversed(self._events.all[-MAX_EVENTS:])),
@@ -203,24 +221,25 @@ class RunFileWatcher:
 
 
 def format_run_event(event: Mapping[str, Any]) -> tuple[str, str]:
-    """Return time and text of an event in ``events.jsonl``; an event without a text shows its fields.
+    """Return time and sentence of an event in ``events.jsonl``.
 
-    The time of today's events is shown without the date.
+    The time of today's events is shown without the date. An event without a sentence is shown by its fields.
     """
     fields = {
         name: ", ".join(map(str, value)) if isinstance(value, list) else value
         for name, value in event.items()
         if name not in ("time", "event") and value is not None
     }
-    name, phase = str(event.get("event", "event")), event.get("round")
+    name = str(event.get("event", "event"))
+    phase = event.get("round")
     when = f"round {phase}" if isinstance(phase, int) else f"the {PHASES.get(str(phase), phase)}"
     try:
-        text = SENTENCES[name].format(**fields, when=when)
-    except (KeyError, IndexError, ValueError):  # no sentence, or fields of another release
+        text = EVENT_SENTENCES[name].format(**fields, when=when)
+    except (KeyError, IndexError, ValueError):  # another release wrote the event
         text = ", ".join([name.replace("_", " "), *(f"{key} {value}" for key, value in fields.items())])
     clock = ""
     with suppress(ValueError):
         moment = dt.datetime.fromisoformat(str(event.get("time", ""))).astimezone()
         is_today = moment.date() == dt.datetime.now(moment.tzinfo).date()
         clock = moment.strftime("%H:%M:%S %Z" if is_today else "%Y-%m-%d %H:%M %Z")
-    return clock, text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    return clock, text if len(text) <= MAX_SENTENCE_CHARACTERS else f"{text[:MAX_SENTENCE_CHARACTERS]}…"

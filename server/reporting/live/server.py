@@ -1,4 +1,4 @@
-"""The web server of the live view: two addresses, GET only, access by a secret token in the URL.
+"""The web server of the live view: two URL paths, only GET requests, access by a secret token in the URL.
 
 ``flwr-server status --web`` runs the server for a coordinator. ``flwr-sim run --web`` starts it as a separate process,
 ``python -m polyclinic.server.reporting.live.server DESCRIPTOR FOLDER``, with the token on standard input.
@@ -33,19 +33,19 @@ from polyclinic.server.reporting.live.page import (
     render_live_page,
 )
 
-POLL_S = 1.0
-"""Seconds between two looks of a page that is open (live.js)."""
-MOST_CONNECTIONS = 256
-"""Enough for a browser's request to be read before its connection is the oldest, also beside a flood."""
-GRACE_S = 0.3
-"""Seconds that a connection has for its request, also where there are too many connections."""
+POLL_INTERVAL_S = 1.0
+"""Seconds between two requests of an open page (live.js)."""
+MAX_CONNECTIONS = 256
+"""High enough that a browser's request is read before its connection is the oldest, even during a flood."""
+MIN_CONNECTION_S = 0.3
+"""Seconds for which a connection stays open for its request, even if there are too many connections."""
 BACKLOG = 1024
-REQUEST_S = 10.0
-"""Seconds until a connection without the token is closed; one with the token has as long again for its answer."""
-LAST_POLL_S = 5.0
-"""Seconds that a run that is over waits for a page to show its end."""
+REQUEST_TIMEOUT_S = 10.0
+"""Seconds after which a connection without the token is closed. With the token, the answer has the same time again."""
+VIEWER_EXIT_TIMEOUT_S = 5.0
+"""Seconds for which a finished run waits until an open page has loaded the run's final state."""
 LOOPBACK = "127.0.0.1"
-EVERYWHERE = ("0.0.0.0", "::")
+WILDCARD_ADDRESSES = ("0.0.0.0", "::")
 
 _HEADERS = {
     "Content-Security-Policy": make_content_security_policy(),
@@ -69,12 +69,16 @@ class LiveViewServer:
     def __init__(
         self, listener: socket.socket, source: RunStateSource, token: str, tls: ssl.SSLContext | None = None
     ) -> None:
-        self._listener, self._token, self._tls, self._stopping = listener, token.encode(), tls, False
+        self._listener = listener
+        self._token = token.encode()
+        self._tls = tls
+        self._stopping = False
         self._watcher = RunFileWatcher(source)
         self._snapshot: RunSnapshot | None = None
-        self._snapshot_time = self._last_poll = 0.0
-        self._opened: dict[asyncio.Task[None], float] = {}  # connection -> time when it was accepted; oldest first
-        self._have_token: set[asyncio.Task[None]] = set()
+        self._snapshot_time = 0.0
+        self._last_poll = 0.0  # time of an open page's last request
+        self._connections: dict[asyncio.Task[None], float] = {}  # task -> time of its acceptance; oldest first
+        self._connections_with_token: set[asyncio.Task[None]] = set()
 
     async def serve_requests(self) -> None:
         """Serve requests until :meth:`stop` is called."""
@@ -82,7 +86,7 @@ class LiveViewServer:
         accepting = asyncio.create_task(self._accept_connections())
         while not self._stopping:
             await asyncio.sleep(0.1)
-        tasks = [accepting, *self._opened]
+        tasks = [accepting, *self._connections]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -92,43 +96,47 @@ class LiveViewServer:
         self._stopping = True
 
     def stop_after_last_request(self) -> None:
-        """Make :meth:`serve_requests` return; if a page is open, wait first until it has loaded the run's final state.
+        """Make :meth:`serve_requests` return; if a page is open, first wait until it has loaded the run's final state.
 
-        Wait at most three times :data:`POLL_S`.
+        The wait ends after three times :data:`POLL_INTERVAL_S`.
         """
-        end = time.monotonic()
-        self._snapshot = None  # the next look is a fresh one
-        while self._last_poll > end - 3 * POLL_S and time.monotonic() < end + 3 * POLL_S:
-            if self._last_poll > end:
+        run_end = time.monotonic()
+        self._snapshot = None  # so that the next request reads the files
+        while self._last_poll > run_end - 3 * POLL_INTERVAL_S and time.monotonic() < run_end + 3 * POLL_INTERVAL_S:
+            if self._last_poll > run_end:
                 break
-            time.sleep(POLL_S / 20)
+            time.sleep(POLL_INTERVAL_S / 20)
         self.stop()
 
     async def _accept_connections(self) -> None:
         while True:
             try:
                 accepted, _ = await asyncio.get_running_loop().sock_accept(self._listener)
-            except OSError:  # no descriptor is left, or the other end has gone already
+            except OSError:  # no file descriptor is free, or the caller has closed the connection
                 await asyncio.sleep(0.1)
                 continue
-            if len(self._opened) >= MOST_CONNECTIONS:
-                first = next(iter(self._opened))
-                oldest = next((task for task in self._opened if task not in self._have_token), first)
-                await asyncio.wait([oldest], timeout=max(0.0, self._opened[oldest] + GRACE_S - time.monotonic()))
+            if len(self._connections) >= MAX_CONNECTIONS:
+                first = next(iter(self._connections))
+                without_token = (task for task in self._connections if task not in self._connections_with_token)
+                oldest = next(without_token, first)
+                time_left_s = self._connections[oldest] + MIN_CONNECTION_S - time.monotonic()
+                await asyncio.wait([oldest], timeout=max(0.0, time_left_s))
                 oldest.cancel()
                 await asyncio.wait([oldest])
             task = asyncio.create_task(self._serve_connection(accepted))
-            self._opened[task] = time.monotonic()
-            task.add_done_callback(self._opened.pop)
-            task.add_done_callback(self._have_token.discard)
+            self._connections[task] = time.monotonic()
+            task.add_done_callback(self._connections.pop)
+            task.add_done_callback(self._connections_with_token.discard)
 
     async def _serve_connection(self, accepted: socket.socket) -> None:
         """Complete the TLS handshake, read a request and answer it; close connections that are too slow or not HTTP."""
-        loop, reader, task = asyncio.get_running_loop(), asyncio.StreamReader(), asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        task = asyncio.current_task()
         assert task is not None
         protocol = asyncio.StreamReaderProtocol(reader)
         with contextlib.suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            async with asyncio.timeout(REQUEST_S) as deadline:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S) as deadline:
                 transport, _ = await loop.connect_accepted_socket(lambda: protocol, accepted, ssl=self._tls)
                 try:
                     head = await reader.readuntil(b"\r\n\r\n")
@@ -136,8 +144,8 @@ class LiveViewServer:
                     token = parse_qs(urlsplit(url).query, encoding="latin-1").get("token", [""])[0]
                     has_token = secrets.compare_digest(token.encode("latin-1"), self._token)
                     if has_token:
-                        self._have_token.add(task)
-                        deadline.reschedule(loop.time() + REQUEST_S)
+                        self._connections_with_token.add(task)
+                        deadline.reschedule(loop.time() + REQUEST_TIMEOUT_S)
                     if not has_token:
                         text = "The address lacks its token: take it whole from the terminal.\n"
                         answer = _make_http_response(403, "" if method == "HEAD" else text)
@@ -147,7 +155,8 @@ class LiveViewServer:
                         answer = _make_http_response(200, render_live_page(self._read_cached_snapshot()), "text/html")
                     elif path == "/view":
                         part = render_changing_page_part(self._read_cached_snapshot())
-                        answer, self._last_poll = _make_http_response(200, part, "text/html"), time.monotonic()
+                        answer = _make_http_response(200, part, "text/html")
+                        self._last_poll = time.monotonic()
                     else:
                         answer = _make_http_response(404)
                     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
@@ -159,8 +168,9 @@ class LiveViewServer:
 
     def _read_cached_snapshot(self) -> RunSnapshot:
         """Return the state of the run, read from files at most every half second."""
-        if self._snapshot is None or time.monotonic() - self._snapshot_time > POLL_S / 2:
-            self._snapshot, self._snapshot_time = self._watcher.poll_run_snapshot(), time.monotonic()
+        if self._snapshot is None or time.monotonic() - self._snapshot_time > POLL_INTERVAL_S / 2:
+            self._snapshot = self._watcher.poll_run_snapshot()
+            self._snapshot_time = time.monotonic()
         return self._snapshot
 
 
@@ -172,7 +182,7 @@ def _make_http_response(code: int, text: str = "", kind: str = "text/plain") -> 
 
 
 def open_listening_socket(address: str, port: int) -> socket.socket:
-    """Return a listening socket; called early, so that a port in use is an error before anything else starts.
+    """Return a listening socket. Call it early, so that a port in use is an error before anything else starts.
 
     Raises:
         BadInput: If the port is in use.
@@ -203,7 +213,7 @@ def serve_live_view(coordinator: CoordinatorFolder, address: str, port: int, tel
     sha256 = certificate.fingerprint(hashes.SHA256()).hex(":").upper()
     token = secrets.token_urlsafe(24)
     with open_listening_socket(address, port) as listener:
-        host = coordinator.file.hosts[0] if address in EVERYWHERE else address
+        host = coordinator.file.hosts[0] if address in WILDCARD_ADDRESSES else address
         host = f"[{host}]" if ":" in host else host
         tell(f"live view: https://{host}:{listener.getsockname()[1]}/?token={token}")
         tell(f"anyone who has this address may look; nobody can change anything. Certificate SHA-256 {sha256}")
@@ -216,9 +226,14 @@ def serve_live_view(coordinator: CoordinatorFolder, address: str, port: int, tel
 
 @contextlib.contextmanager
 def serve_live_view_during_run(folder: Path, port: int, tell: Callable[[str], None]) -> Iterator[None]:
-    """Within the context, serve the live view of the run in ``folder`` on 127.0.0.1 from a separate process.
+    """In the ``with`` block, serve the live view of a run on 127.0.0.1 from a separate process.
 
     The page is served over HTTP, because a simulation has no certificate and the page stays on this machine.
+
+    Args:
+        folder: Folder with ``present.json``, the state of the run.
+        port: Port of the page; 0 for any free port.
+        tell: Prints one line.
 
     Raises:
         BadInput: If the port is in use.
@@ -236,7 +251,7 @@ def serve_live_view_during_run(folder: Path, port: int, tell: Callable[[str], No
     finally:
         viewer.stdin.close()
         try:
-            viewer.wait(LAST_POLL_S)
+            viewer.wait(VIEWER_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             viewer.kill()
             viewer.wait()
@@ -244,7 +259,7 @@ def serve_live_view_during_run(folder: Path, port: int, tell: Callable[[str], No
 
 def main() -> None:
     """Serve the live view until standard input is closed, which happens when the run ends or is killed."""
-    os.nice(10)  # the run comes first
+    os.nice(10)  # the run needs the processor more
     descriptor, folder = int(sys.argv[1]), Path(sys.argv[2])
     token = sys.stdin.readline().strip()
     server = LiveViewServer(socket.socket(fileno=descriptor), RunStateSource("flwr-sim", folder), token)

@@ -19,30 +19,39 @@ from polyclinic.common.system.resources import reuse_large_buffers
 from polyclinic.common.wire.flower_messages import replace_metadata
 
 CLIENT_APP = "polyclinic.client.simulation:make_simulation_client_app"
-CLIENT_APP_RAISED = 2  # Flower's code for an exception in a site's app
+"""Function that makes the hospital's ClientApp, as ``module:attribute``."""
+CLIENT_APP_RAISED = 2
+"""Flower's error code for an exception in a site's app."""
 FIRST_NODE = 2
 """Flower's number of the first site; its SuperLink is node 1."""
 
-Main = Callable[[Grid], None]
+RunOnGrid = Callable[[Grid], None]
+"""A function that runs the coordinator over a Grid."""
 
 
 def import_client_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
-    """Import by its name the ClientApp that serves all sites."""
+    """Import and make the ClientApp that serves all sites.
+
+    Args:
+        experiment: The experiment as JSON.
+        base: Folder from which relative paths in the experiment start.
+        run_folder: The run folder, which has the sites' folders.
+    """
     app: ClientApp = resolve_name(CLIENT_APP)(experiment, base, run_folder)
     return app
 
 
-def run_with_inline_grid(main: Main, app: ClientApp, sites: int) -> None:
-    """Call ``main`` with a Grid whose messages this process answers, one site after the other.
+def run_with_inline_grid(run_on_grid: RunOnGrid, app: ClientApp, sites: int) -> None:
+    """Call a function with a Grid whose messages this process answers, one site after the other.
 
     Args:
-        main: Runs the coordinator over the Grid.
+        run_on_grid: Runs the coordinator over the Grid.
         app: Answers the messages to all sites.
         sites: Number of sites.
     """
     silence_flower_logs()
     reuse_large_buffers()
-    main(InlineGrid(app, sites))
+    run_on_grid(InlineGrid(app, sites))
 
 
 def silence_flower_logs() -> None:
@@ -50,22 +59,22 @@ def silence_flower_logs() -> None:
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 
-def make_flower_context(place: int, sites: int) -> Context:
-    """Return Flower's Context for the site at this place in the partition."""
-    config: dict[str, Any] = {"partition-id": place, "num-partitions": sites}
-    return Context(run_id=1, node_id=FIRST_NODE + place, node_config=config, state=RecordDict(), run_config={})
+def make_flower_context(index: int, sites: int) -> Context:
+    """Return Flower's Context for the site with this index in the partition."""
+    config: dict[str, Any] = {"partition-id": index, "num-partitions": sites}
+    return Context(run_id=1, node_id=FIRST_NODE + index, node_config=config, state=RecordDict(), run_config={})
 
 
 def call_client_app(app: ClientApp, message: Message, context: Context) -> Message:
     """Pass a message to the ClientApp; return its reply, or an error message if it raises an exception."""
     try:
         return app(message, context)
-    except Exception as error:  # a site's process edge
+    except Exception as error:  # the edge of a site's process
         return Message(Error(CLIENT_APP_RAISED, str(error)), reply_to=message)
 
 
 class SimulatedGrid(Grid):
-    """Base of Flower ``Grid`` classes that need no SuperLink; it numbers the messages itself."""
+    """The base class of Flower ``Grid`` classes without a SuperLink, which numbers the messages itself."""
 
     def __init__(self, sites: int) -> None:
         self._nodes = list(range(FIRST_NODE, FIRST_NODE + sites))
@@ -108,7 +117,7 @@ class InlineGrid(SimulatedGrid):
         return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
-        """Let the site of the first unanswered message answer it; return this reply, or none if all are answered."""
+        """Let a site answer the first unanswered message; return its reply, or nothing if all are answered."""
         for identifier in message_ids:
             if identifier in self._pending:
                 return [self.answer_message(self._pending.pop(identifier))]
@@ -118,6 +127,7 @@ class InlineGrid(SimulatedGrid):
         return [reply for identifier in self.push_messages(messages) for reply in self.pull_messages([identifier])]
 
     def answer_message(self, message: Message) -> Message:
+        """Return the reply of the site to which a message is addressed."""
         node = message.metadata.dst_node_id
         if node not in self._contexts:
             self._contexts[node] = make_flower_context(node - FIRST_NODE, len(self._nodes))

@@ -36,14 +36,16 @@ from polyclinic.server.simulation.backends.site_files import apply_folder_change
 from polyclinic.server.simulation.backends.site_worker import SiteWorker
 from polyclinic.server.simulation.backends.transfer import TransferFrame, receive_frame, send_frame
 
-POLL_INTERVAL_S, DISCONNECT_TIMEOUT_S = 1.0, 4.0
-"""Seconds between two looks at Ray's servers; seconds to leave a cluster that goes on."""
-SHARED_BYTES = 100_000
-"""A larger array goes to Ray's object store once; smaller ones travel with each call."""
-MOST_LOSSES = 6
-"""A message whose workers were lost this many times is given up: its site is absent, with the reason."""
-STARTS_PER_WORKER = 5
-"""Failed starts in sequence, for each worker of the run, before the run stops."""
+POLL_INTERVAL_S = 1.0
+"""Seconds between two checks of Ray's servers."""
+DISCONNECT_TIMEOUT_S = 4.0
+"""Seconds to leave a joined cluster."""
+MAX_INLINE_BYTES = 100_000
+"""Arrays up to this size are sent with each call; larger arrays are put into Ray's object store once."""
+MAX_LOSSES = 6
+"""Number of lost workers after which a message is given up; its site is then absent."""
+MAX_STARTS_PER_WORKER = 5
+"""Number of failed starts in a row, times the number of workers, after which the run stops."""
 
 
 @dataclass
@@ -51,8 +53,8 @@ class QueuedSiteMessage:
     """A message for a site, queued for a worker.
 
     Attributes:
-        identifier: The message's number.
-        site: The site's place in the partition.
+        identifier: Id of the message.
+        site: Index of the site in the partition.
         head: The message without its arrays.
         arrays: Bytes of the arrays, or references to them in Ray's object store.
         losses: Number of workers that were lost while they worked on this message.
@@ -69,7 +71,8 @@ class RayDriver:
     """Passes messages to workers, stores the changes of sites' files in the run folder, and replaces lost workers."""
 
     def __init__(self, connection: socket.socket, settings: RayWorkerSettings) -> None:
-        self.connection, self.settings = connection, settings
+        self.connection = connection
+        self.settings = settings
         self.workers = WorkerAllocation(0, 0.0)
         self.failed_starts = 0
         self.setup: Any = None
@@ -77,7 +80,8 @@ class RayDriver:
         self.run_folder = Path()
         self.frozen: dict[str, Any] = {}
         self.actors = set[Any]()
-        self._waiting, self._busy = deque[QueuedSiteMessage](), set[int]()
+        self._waiting = deque[QueuedSiteMessage]()
+        self._busy = set[int]()  # sites whose messages are being answered
         self._changed = asyncio.Condition()
 
     async def run_until_coordinator_ends(self) -> None:
@@ -87,10 +91,11 @@ class RayDriver:
             BadInput: If the cluster does not meet the experiment's settings.
             ProgramCannotContinue: If Ray has ended, or no worker can be started.
         """
-        frames, loop = asyncio.Queue[TransferFrame](), asyncio.get_running_loop()
+        frames = asyncio.Queue[TransferFrame]()
+        loop = asyncio.get_running_loop()
 
         def receive_frames() -> None:
-            """Receive frames in a thread; end this process when that of the coordinator ends, also while Ray starts."""
+            """Receive frames in a thread; end this process when the coordinator ends, even during the start of Ray."""
             with contextlib.suppress(EOFError):
                 while True:
                     frame = receive_frame(self.connection)
@@ -115,14 +120,15 @@ class RayDriver:
                 else:
                     # Bytes that several messages share arrive only once.
                     buffers: list[Any] = [np.frombuffer(data, np.uint8) for data in frame.data]
-                    arrays = [ray.put(buffer) if buffer.nbytes > SHARED_BYTES else buffer for buffer in buffers]
+                    arrays = [ray.put(buffer) if buffer.nbytes > MAX_INLINE_BYTES else buffer for buffer in buffers]
                     for message in frame.about["messages"]:
-                        head, *places = message["data"]
-                        parts, content = [arrays[place] for place in places], bytes(frame.data[head])
-                        self._waiting.append(QueuedSiteMessage(message["id"], message["site"], content, parts))
+                        head_index, *array_indices = message["data"]
+                        head = bytes(frame.data[head_index])
+                        message_arrays = [arrays[index] for index in array_indices]
+                        self._waiting.append(QueuedSiteMessage(message["id"], message["site"], head, message_arrays))
                     async with self._changed:
                         self._changed.notify_all()
-            if self.settings.address:  # leave nothing of the run on the nodes of a cluster that goes on
+            if self.settings.address:  # remove the run's files from the nodes of a joined cluster
                 await asyncio.to_thread(
                     ray.wait, [actor.close.remote() for actor in self.actors], timeout=POLL_INTERVAL_S
                 )
@@ -132,7 +138,8 @@ class RayDriver:
     def _receive_run_data(self, frame: TransferFrame) -> None:
         """Receive the data of the run, and choose the number of workers."""
         about = frame.about
-        self.names, self.run_folder = about["names"], Path(about["run_folder"])
+        self.names = about["names"]
+        self.run_folder = Path(about["run_folder"])
         machines = cluster.read_node_resources(cluster.list_living_ray_nodes())
         self.workers = allocate_simulation_workers(self.settings, len(self.names), machines)
         raise_faults(cluster.find_cluster_capacity_faults(self.settings, self.workers, machines))
@@ -161,9 +168,10 @@ class RayDriver:
             try:
                 facts = await actor.set_up_worker.remote(self.setup)
             except RayError as error:
-                self.failed_starts, cause = self.failed_starts + 1, _describe_worker_loss(error)
+                self.failed_starts += 1
+                cause = _describe_worker_loss(error)
                 self._send_event_to_coordinator("worker_lost", site="", reason=cause)
-                if self.failed_starts >= STARTS_PER_WORKER * self.workers.count:
+                if self.failed_starts >= MAX_STARTS_PER_WORKER * self.workers.count:
                     raise ProgramCannotContinue(f"no worker could be started; the last reason: {cause}") from None
             else:
                 self.failed_starts = 0
@@ -173,9 +181,9 @@ class RayDriver:
             self.actors.discard(actor)
 
     async def _answer_next_message(self, actor: Any) -> bool:
-        """Let a worker answer the next message of an idle site; return False if the worker is lost meanwhile.
+        """Let a worker answer the next message of an idle site; return False if the worker is lost.
 
-        The message of a lost worker is queued again. After the loss of :data:`MOST_LOSSES` workers, the message is
+        The message of a lost worker is queued again. After the loss of :data:`MAX_LOSSES` workers, the message is
         reported to the coordinator as lost.
         """
         async with self._changed:
@@ -189,12 +197,14 @@ class RayDriver:
         try:
             answer = await actor.answer_message.remote({**call, "files": read_folder_files(folder)}, *task.arrays)
         except RayError as error:
-            answer, task.losses, cause = None, task.losses + 1, _describe_worker_loss(error)
+            answer = None
+            task.losses += 1
+            cause = _describe_worker_loss(error)
             self._send_event_to_coordinator("worker_lost", site=name, reason=cause)
-            if task.losses < MOST_LOSSES:
+            if task.losses < MAX_LOSSES:
                 self._waiting.appendleft(task)
             else:
-                reason = f"its worker was lost {MOST_LOSSES} times, the last time because: {cause}"
+                reason = f"its worker was lost {MAX_LOSSES} times, the last time because: {cause}"
                 send_frame(self.connection, {"kind": "lost", "id": task.identifier, "reason": reason})
         else:
             head, arrays, files, frozen = answer
@@ -230,7 +240,7 @@ async def watch_ray_servers() -> None:
 
 
 def read_node_versions() -> dict[str, str]:
-    """Return a node's software versions. Ray sends this function by value, because the node may lack our package."""
+    """Return a node's software versions. Ray sends this function by value, because the node may lack this package."""
     try:
         from polyclinic.server.simulation.backends.cluster import collect_node_versions
     except ImportError as error:
@@ -239,11 +249,11 @@ def read_node_versions() -> dict[str, str]:
 
 
 def _describe_worker_loss(error: BaseException) -> str:
-    """Return in one line why a worker was lost."""
+    """Return the reason why a worker was lost, in one line; if there is one about memory, this one."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    about_memory = [line for line in lines if "memory" in line.lower()]
-    return (about_memory or lines or [type(cause).__name__])[0]
+    memory_lines = [line for line in lines if "memory" in line.lower()]
+    return (memory_lines or lines or [type(cause).__name__])[0]
 
 
 def exit_with_ray_children() -> None:
@@ -255,8 +265,9 @@ def exit_with_ray_children() -> None:
 
 
 def main() -> None:
-    """Run the sites on Ray for the coordinator's process, which sends its calls through a socket."""
-    settings, connection = RayWorkerSettings(**json.loads(sys.argv[1])), socket.socket(fileno=int(sys.argv[2]))
+    """Run the sites on Ray for the coordinator's process, which sends its messages over a socket."""
+    settings = RayWorkerSettings(**json.loads(sys.argv[1]))
+    connection = socket.socket(fileno=int(sys.argv[2]))
     try:
         asyncio.run(RayDriver(connection, settings).run_until_coordinator_ends())
     except* BrokenPipeError:

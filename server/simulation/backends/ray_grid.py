@@ -20,7 +20,7 @@ from polyclinic.data.images.pixel_cache import MemoryMappedPictures
 from polyclinic.server.simulation.backends.inline import (
     CLIENT_APP_RAISED,
     FIRST_NODE,
-    Main,
+    RunOnGrid,
     SimulatedGrid,
     silence_flower_logs,
 )
@@ -36,11 +36,11 @@ class SimulatedRunData:
 
     Attributes:
         experiment: The experiment as JSON.
-        base: Folder that relative paths in the experiment start from.
+        base: Folder from which relative paths in the experiment start.
         run_folder: The run folder, with a folder per site in ``sites``; only this machine accesses it.
         names: Names of the sites, in the order of the partition.
         images: All images of the data set, of which each site uses its part.
-        note: Records an event of the run, by name and fields.
+        record_event: Records an event of the run, by name and fields.
     """
 
     experiment: str
@@ -48,20 +48,20 @@ class SimulatedRunData:
     run_folder: Path
     names: tuple[str, ...]
     images: DatasetSplits
-    note: Callable[..., None] = lambda event, **facts: None
+    record_event: Callable[..., None] = lambda event, **facts: None
 
 
-def run_on_ray(main: Main, run: SimulatedRunData, process: RayDriverHandle) -> None:
-    """Call ``main`` with a Grid whose sites are simulated by workers on Ray.
+def run_on_ray(run_on_grid: RunOnGrid, run: SimulatedRunData, process: RayDriverHandle) -> None:
+    """Call a function with a Grid whose sites are simulated by workers on Ray.
 
     Args:
-        main: Runs the coordinator over the Grid.
+        run_on_grid: Runs the coordinator over the Grid.
         process: The process that drives Ray.
     """
     silence_flower_logs()
     reuse_large_buffers()
     try:
-        main(RayGrid(run, process))
+        run_on_grid(RayGrid(run, process))
     finally:
         process.close()
 
@@ -75,16 +75,22 @@ class RayGrid(SimulatedGrid):
 
     def __init__(self, run: SimulatedRunData, process: RayDriverHandle) -> None:
         super().__init__(len(run.names))
-        self._note, self._process = run.note, process
+        self._record_event = run.record_event
+        self._process = process
         self._pending: dict[str, Message] = {}
+        # Images of a user's own data set may be drawn at random at each reading; then workers read them themselves.
         draws = any(isinstance(part.stored, LazyPictures) and part.stored.draws for part in run.images.parts)
 
-        def describe_mapped_file(stored: LazyPictures) -> dict[str, Any] | None:  # that workers on this machine map too
+        def describe_mapped_file(stored: LazyPictures) -> dict[str, Any] | None:
+            """Describe a memory-mapped file, which workers on this machine map too instead of receiving its bytes."""
             if isinstance(stored, MemoryMappedPictures) and not process.settings.address:
                 return stored.describe_for_other_process()
             return None
 
-        facts, arrays = (None, list[Any]()) if draws else serialize_dataset_splits(run.images, describe_mapped_file)
+        facts = None
+        arrays = list[Any]()
+        if not draws:
+            facts, arrays = serialize_dataset_splits(run.images, describe_mapped_file)
         about = {
             "kind": "begin",
             "experiment": run.experiment,
@@ -101,27 +107,28 @@ class RayGrid(SimulatedGrid):
         numbered = self.assign_message_ids(messages)
         self._pending |= numbered
         data: list[Any] = []
-        places: dict[int, int] = {}  # identity of a buffer -> its place in the frame
+        indices: dict[int, int] = {}  # id() of a buffer -> its index in the frame
         described = []
         for identifier, message in numbered.items():
             head, arrays = pack_flower_message(message)
             for buffer in (head, *arrays):
-                if id(buffer) not in places:
-                    places[id(buffer)] = len(data)
+                if id(buffer) not in indices:
+                    indices[id(buffer)] = len(data)
                     data.append(buffer)
-            parts = [places[id(buffer)] for buffer in (head, *arrays)]
+            message_indices = [indices[id(buffer)] for buffer in (head, *arrays)]
             site = message.metadata.dst_node_id - FIRST_NODE
-            described.append({"id": identifier, "site": site, "data": parts})
+            described.append({"id": identifier, "site": site, "data": message_indices})
         self._process.send_to_driver({"kind": "ask", "messages": described}, data)
         return list(numbered)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
-        """Return the next reply if it comes soon; never more than one."""
-        if (frame := self._process.receive_from_driver(POLL_INTERVAL_S)) is None:
+        """Return the next reply if it arrives within :data:`POLL_INTERVAL_S`; never more than one."""
+        frame = self._process.receive_from_driver(POLL_INTERVAL_S)
+        if frame is None:
             return []
         about = frame.about
         if about["kind"] == "note":
-            self._note(about["event"], **about["facts"])
+            self._record_event(about["event"], **about["facts"])
             return []
         message = self._pending.pop(about["id"])
         if about["kind"] == "lost":

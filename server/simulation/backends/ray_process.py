@@ -34,18 +34,21 @@ from polyclinic.server.simulation.backends.cluster import (
     make_ray_driver_environment,
 )
 
-DRIVER = "polyclinic.server.simulation.backends.ray_driver"
-JOIN_S = 120.0
-"""Time to join a cluster; Ray itself waits without end for one that does not answer."""
-LEAVING_S = 5.0
-PREFIX, LOCK, RAY_FOLDER = "polyclinic-ray-", "lock", "r"
-"""Names of a run's folder of temporary files, of the lock in it, and of Ray's own folder, which Ray opens to all."""
-YOUNG_S = 60.0
-"""A folder younger than this may not have its lock yet."""
-LONGEST_PLACE = 38
-"""Ray's sockets lie some 60 characters deeper, and Linux allows 107."""
-REASON = re.compile(r"Error\b|terminat|has ended")
-"""Marks the lines of the driver's output that say why Ray has ended; other lines show Ray's state."""
+DRIVER_MODULE = "polyclinic.server.simulation.backends.ray_driver"
+JOIN_TIMEOUT_S = 120.0
+"""Time to join a cluster; Ray itself waits for ever for a cluster that does not answer."""
+LEAVE_TIMEOUT_S = 5.0
+SCRATCH_PREFIX = "polyclinic-ray-"
+"""Prefix of the name of a run's folder for temporary files."""
+LOCK_FILE = "lock"
+RAY_FOLDER = "r"
+"""Ray's own folder inside the folder for temporary files. Ray makes it readable to all accounts."""
+MIN_ABANDONED_AGE_S = 60.0
+"""Age below which a folder is not removed, because it may not have its lock yet."""
+MAX_FOLDER_CHARACTERS = 38
+"""Greatest length of the path of a temporary folder: Ray's sockets add 60 characters, and Linux allows 107."""
+REASON_PATTERN = re.compile(r"Error\b|terminat|has ended")
+"""Matches the lines of the driver's output with a reason why Ray has ended; other lines show Ray's state."""
 
 
 class RayDriverHandle:
@@ -53,18 +56,20 @@ class RayDriverHandle:
 
     def __init__(self, settings: RayWorkerSettings) -> None:
         self.settings = settings
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open until close()
         self._connection, driver_end = transfer.make_private_socket_pair()
         with driver_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", DRIVER, json.dumps(asdict(settings)), str(driver_end.fileno())],
+                [sys.executable, "-P", "-m", DRIVER_MODULE, json.dumps(asdict(settings)), str(driver_end.fileno())],
                 pass_fds=[driver_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
                 env=make_ray_driver_environment(settings.address),
-                cwd=os.path.abspath(os.sep),  # first on the workers' path: the user's folder may hold a server.py
-                start_new_session=True,  # a signal to the coordinator's group is the coordinator's to act on
+                # Workers import from the working folder first, and the user's folder may hold a server.py.
+                cwd=os.path.abspath(os.sep),
+                # Ctrl-C must reach only the coordinator, which then ends this process.
+                start_new_session=True,
             )
 
     def begin_run(self, about: dict[str, Any], data: Sequence[Any]) -> int:
@@ -79,9 +84,9 @@ class RayDriverHandle:
             RunStopped: If Ray has ended.
         """
         self.send_to_driver(about, data)
-        frame = self.receive_from_driver(JOIN_S if self.settings.address else None)
+        frame = self.receive_from_driver(JOIN_TIMEOUT_S if self.settings.address else None)
         if frame is None:
-            reason = f"it did not answer within {JOIN_S:.0f} s."
+            reason = f"it did not answer within {JOIN_TIMEOUT_S:.0f} s."
             raise BadInput([make_cluster_join_fault(self.settings.address, reason)])
         workers: int = frame.about["workers"]
         return workers
@@ -122,9 +127,9 @@ class RayDriverHandle:
             return
         with suppress(OSError):
             transfer.send_frame(self._connection, {"kind": "end"})
-        if self.settings.address:  # it leaves a cluster that goes on
+        if self.settings.address:  # give it time to leave the joined cluster
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(LEAVING_S)
+                self._process.wait(LEAVE_TIMEOUT_S)
         self._connection.close()
         for process in psutil.process_iter():
             with suppress(psutil.Error, ProcessLookupError):
@@ -134,18 +139,19 @@ class RayDriverHandle:
         self._log.close()
 
     def _make_ended_process_error(self) -> ProgramCannotContinue:
-        """Return the error for a process that has ended, with the last reason in its output, else its exit code."""
+        """Return the error for a process that has ended, with the last reason in its output or its exit code."""
         block_thread_if_stopping()
         self._process.wait()
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()
-        reasons = [line.strip() for line in lines if REASON.search(line)]
+        reasons = [line.strip() for line in lines if REASON_PATTERN.search(line)]
         reason = reasons[-1] if reasons else f"exit code {self._process.returncode}"
         return _make_run_stopped_error(f"the process that drives Ray has ended: {reason}")
 
 
 def _make_run_stopped_error(reason: str) -> ProgramCannotContinue:
-    from polyclinic.strategies.engine.events import RunStopped  # imports torch, which would delay the start of Ray
+    # Imported here, because it imports torch, which would delay the start of Ray.
+    from polyclinic.strategies.engine.events import RunStopped
 
     return RunStopped(f"{reason.rstrip('.')}; --resume goes on from the last round.")
 
@@ -164,9 +170,9 @@ def start_ray_driver(experiment: Experiment) -> Iterator[RayDriverHandle | None]
     refuse_missing_packages("simulation.backend", "ray", otherwise="Use --backend inline")
     if host := find_cluster_host(section.address):
         refuse_use_without_permission(HostUse(host), "simulation.address")
-    place = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_PLACE else "/tmp"
-    remove_abandoned_folders(Path(place))
-    scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=place))
+    parent = tempfile.gettempdir() if len(tempfile.gettempdir()) <= MAX_FOLDER_CHARACTERS else "/tmp"
+    remove_abandoned_folders(Path(parent))
+    scratch = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
     remove = partial(shutil.rmtree, scratch, ignore_errors=True)
     with remove_output_if_stopped(remove), lock_scratch_folder(scratch):
         process = RayDriverHandle(
@@ -189,18 +195,18 @@ def start_ray_driver(experiment: Experiment) -> Iterator[RayDriverHandle | None]
 @contextmanager
 def lock_scratch_folder(scratch: Path) -> Iterator[None]:
     """Lock a run's temporary folder; the operating system releases the lock when this process ends."""
-    with open_own_file(scratch / LOCK, "wb") as lock:
+    with open_own_file(scratch / LOCK_FILE, "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def remove_abandoned_folders(place: Path) -> None:
-    """Remove temporary folders left by killed runs of this user, because they hold sites' state and Ray's logs."""
-    for folder in place.glob(f"{PREFIX}*"):
+def remove_abandoned_folders(parent: Path) -> None:
+    """Remove temporary folders of this user's killed runs, because they hold sites' state and Ray's logs."""
+    for folder in parent.glob(f"{SCRATCH_PREFIX}*"):
         with suppress(OSError):
             status = folder.lstat()
-            if status.st_uid != os.getuid() or time.time() - status.st_mtime < YOUNG_S:
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < MIN_ABANDONED_AGE_S:
                 continue
-            with open_own_file(folder / LOCK, "ab") as lock:
+            with open_own_file(folder / LOCK_FILE, "ab") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)

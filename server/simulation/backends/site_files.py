@@ -1,7 +1,7 @@
 """Copy a simulated site's folder between the coordinator's disk and the worker that serves the site.
 
-The copy in the run folder is the valid one. A worker changes its own copy and returns the changes with its reply, so
-that after a lost worker the same work can be repeated from the same state.
+The copy in the run folder is valid. A worker changes its own copy and returns the changes with its reply, so that the
+work of a lost worker can be repeated from the same state.
 """
 
 import os
@@ -16,15 +16,16 @@ from polyclinic.common.system.files import (
 )
 
 LOG_SUFFIX = ".jsonl"
-"""Suffix of files that only grow: only their new end is sent."""
-REMOVED = -1
+"""Suffix of files that only grow; of such a file only the new bytes are sent."""
+REMOVED_OFFSET = -1
+"""Offset that marks a removed file."""
 
 Change = tuple[str, int, Any]
-"""Path below the folder; offset of the bytes in the file, or :data:`REMOVED`; bytes."""
+"""A change of a file: relative path; offset of the bytes, or :data:`REMOVED_OFFSET`; bytes."""
 
 
 class FolderChangeTracker:
-    """A folder that can list its changes since the last call."""
+    """Lists the changes of the files in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,14 +33,18 @@ class FolderChangeTracker:
 
     def list_folder_changes(self) -> list[Change]:
         """Return the changes since the last call, to be applied to another copy of the folder."""
-        before, self._files = self._files, _read_file_states(self.folder)
-        removed: list[Change] = [(path, REMOVED, b"") for path in sorted(before.keys() - self._files.keys())]
+        before = self._files
+        self._files = _read_file_states(self.folder)
+        removed: list[Change] = [(path, REMOVED_OFFSET, b"") for path in sorted(before.keys() - self._files.keys())]
         changed = [path for path, state in self._files.items() if before.get(path) != state]
-        # The audit comes last: a coordinator that dies in the middle has the memory before the line that names it.
+        # The folder ``memory`` comes first, the audit log later. So a coordinator that dies between them has a site's
+        # state without the audit entry about it, and never an entry without the state.
         changed.sort(key=lambda path: (not path.startswith("memory"), path))
         changes = list[Change]()
         for path in changed:
-            start, (inode, size, _), earlier = 0, self._files[path], before.get(path)
+            start = 0
+            inode, size, _ = self._files[path]
+            earlier = before.get(path)
             if earlier is not None and path.endswith(LOG_SUFFIX) and earlier[0] == inode and earlier[1] <= size:
                 start = earlier[1]  # the log has only grown
             with (self.folder / path).open("rb") as file:
@@ -54,7 +59,7 @@ def read_folder_files(folder: Path) -> list[Change]:
 
 
 def recreate_folder_with_files(folder: Path, files: Iterable[Change]) -> FolderChangeTracker:
-    """Create a folder with exactly these files, in place of an existing one."""
+    """Create a folder with exactly these files; replace an existing folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     apply_folder_changes(folder, files)
@@ -65,7 +70,7 @@ def apply_folder_changes(folder: Path, changes: Iterable[Change]) -> None:
     """Apply changes to a folder; applying them twice has the same effect as once."""
     for name, start, data in changes:
         path = folder / name
-        if start == REMOVED:
+        if start == REMOVED_OFFSET:
             path.unlink(missing_ok=True)
         elif start:
             with open_own_file(path, "rb+") as file:
@@ -79,10 +84,10 @@ def apply_folder_changes(folder: Path, changes: Iterable[Change]) -> None:
 def _read_file_states(folder: Path) -> dict[str, tuple[int, int, int]]:
     """Return relative path -> inode, size and modification time of every file in a folder."""
     states = {}
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
             if not name.endswith(".part"):
-                path = os.path.join(place, name)
+                path = os.path.join(parent, name)
                 status = os.stat(path)
                 states[os.path.relpath(path, folder)] = status.st_ino, status.st_size, status.st_mtime_ns
     return states

@@ -35,34 +35,36 @@ from polyclinic.server.simulation.backends.site_files import (
 )
 from polyclinic.server.simulation.backends.transfer import pack_flower_message, unpack_flower_message
 
-SITES_FOLDER, FROZEN_FOLDER = "sites", "frozen"
+SITES_FOLDER = "sites"
+FROZEN_FOLDER = "frozen"
 _PREFIX = f"polyclinic-worker-{socket.gethostname()}-"
 
-Answer = tuple[bytes, list[Any], list[Change], list[Change]]
+WorkerAnswer = tuple[bytes, list[Any], list[Change], list[Change]]
+"""Head of a reply, bytes of its arrays, changes of the site's folder, and changes of the folder of frozen layers."""
 
 
 class SiteWorker:
-    """Answers messages for any site of a run, one at a time, in a working folder of its own.
+    """Answers messages for any site of a run, one at a time, in a separate working folder.
 
     Args:
         scratch: Parent of the working folder; empty for the machine's temporary folder.
     """
 
     def __init__(self, scratch: str) -> None:
-        place = Path(scratch if os.path.isdir(scratch) else tempfile.gettempdir())
-        for folder in place.glob(f"{_PREFIX}*"):  # of workers that were killed
+        parent = Path(scratch if os.path.isdir(scratch) else tempfile.gettempdir())
+        for folder in parent.glob(f"{_PREFIX}*"):  # remove folders of killed workers
             with contextlib.suppress(ValueError):
                 if not psutil.pid_exists(int(folder.name.removeprefix(_PREFIX).split("-")[0])):
                     shutil.rmtree(folder, ignore_errors=True)
-        # Sites' memory lies there, and on a cluster of yours that is in the temporary folder of all accounts of the
-        # node: only this account may open it, and nobody may have made it before.
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
+        # The folder holds sites' state. On a cluster it may be in a temporary folder of all accounts of the node. So
+        # mkdtemp creates a new folder that only this account may open.
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
         self._app: ClientApp
         self._frozen: FolderChangeTracker
         silence_flower_logs()
 
     def set_up_worker(self, setup: dict[str, Any]) -> dict[str, Any]:
-        """Receive what all sites share: the experiment and the images.
+        """Receive the data that all sites share: the experiment and the images.
 
         Args:
             setup: ``experiment`` (JSON); ``base`` (folder of its relative paths); ``sites`` (number of sites);
@@ -77,9 +79,10 @@ class SiteWorker:
         """
         raise_faults(find_node_version_faults(setup["versions"], {socket.gethostname(): collect_node_versions()}))
         self._frozen = recreate_folder_with_files(self._folder / FROZEN_FOLDER, ())
-        self._count, base = setup["sites"], Path(setup["base"])
+        self._count = setup["sites"]
+        base = Path(setup["base"])
         experiment = Experiment.model_validate_json(setup["experiment"])
-        if setup["facts"]:  # else images are drawn as they are read, here by the data set's own plug-in
+        if setup["facts"]:  # else a plug-in of the data set reads the images here
             cache_received_data(
                 experiment,
                 base,
@@ -92,16 +95,12 @@ class SiteWorker:
         gpus = len(context.get_accelerator_ids().get("GPU", ()))
         return {"node": context.get_node_id(), "pid": os.getpid(), "gpus": gpus}
 
-    def answer_message(self, call: dict[str, Any], *arrays: Any) -> Answer:
+    def answer_message(self, call: dict[str, Any], *arrays: Any) -> WorkerAnswer:
         """Let the ClientApp answer a message for a site.
 
         Args:
-            call: ``site`` and its ``place`` in the partition; ``head`` of the message; ``files`` of the site's folder;
-                ``frozen``: file name -> reference to a file of frozen layers in Ray's object store.
-
-        Returns:
-            The reply's head, the bytes of its arrays, and the changes of the site's folder and of the folder of frozen
-                layers.
+            call: Name of the ``site`` and its index (``place``) in the partition; ``head`` of the message; ``files`` of
+                the site's folder; ``frozen``: file name -> reference to a file of frozen layers in Ray's object store.
         """
         site_folder = recreate_folder_with_files(
             join_plain_name(self._folder / SITES_FOLDER, PlainName(call["site"])), call["files"]

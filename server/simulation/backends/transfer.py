@@ -14,11 +14,14 @@ from polyclinic.common.wire.flower_messages import make_message, read_metadata
 from polyclinic.common.wire.message_objects import decode_record_values, encode_record_values
 
 BUFFER_BYTES = 4 * 2**20
-"""Size of the socket's buffers: large ones need fewer switches between the two processes."""
+"""Size of the socket's buffers; with large buffers, the two processes wait for each other less often."""
 _HEAD_SIZE = struct.Struct("<Q")
-_SIZES = "sizes"
-_VALUES: dict[str, type[ConfigRecord] | type[MetricRecord]] = {"config": ConfigRecord, "metrics": MetricRecord}
-_ARRAYS = "arrays"
+_SIZES_KEY = "sizes"
+_VALUE_RECORD_CLASSES: dict[str, type[ConfigRecord] | type[MetricRecord]] = {
+    "config": ConfigRecord,
+    "metrics": MetricRecord,
+}
+_ARRAYS_KIND = "arrays"
 
 
 # ---------------------------------------------------------------------- frames
@@ -26,7 +29,7 @@ _ARRAYS = "arrays"
 
 @dataclass(frozen=True)
 class TransferFrame:
-    """A unit of transfer between the coordinator's process and the process that drives Ray: JSON values and raw bytes.
+    """A message between the coordinator's process and the process that drives Ray: JSON values and raw bytes.
 
     Attributes:
         about: JSON values; ``kind`` is the type of the frame.
@@ -56,7 +59,7 @@ def send_frame(connection: socket.socket, about: dict[str, Any], data: Sequence[
         OSError: If the other process has closed the connection.
     """
     views = [memoryview(buffer) for buffer in data]
-    head = json.dumps({**about, _SIZES: [view.nbytes for view in views]}).encode()
+    head = json.dumps({**about, _SIZES_KEY: [view.nbytes for view in views]}).encode()
     connection.sendall(_HEAD_SIZE.pack(len(head)) + head)
     for view in views:
         connection.sendall(view)
@@ -70,12 +73,13 @@ def receive_frame(connection: socket.socket) -> TransferFrame:
     """
     (size,) = _HEAD_SIZE.unpack(_receive_exact_bytes(connection, _HEAD_SIZE.size))
     about = json.loads(bytes(_receive_exact_bytes(connection, size)))
-    return TransferFrame(about, [_receive_exact_bytes(connection, size) for size in about.pop(_SIZES)])
+    return TransferFrame(about, [_receive_exact_bytes(connection, size) for size in about.pop(_SIZES_KEY)])
 
 
 def _receive_exact_bytes(connection: socket.socket, size: int) -> memoryview:
     """Receive exactly ``size`` bytes; return them read-only."""
-    buffer, received = memoryview(bytearray(size)), 0
+    buffer = memoryview(bytearray(size))
+    received = 0
     while received < size:
         try:
             count = connection.recv_into(buffer[received:])
@@ -91,7 +95,7 @@ def _receive_exact_bytes(connection: socket.socket, size: int) -> memoryview:
 
 
 def pack_flower_message(message: Message) -> tuple[bytes, list[bytes]]:
-    """Split a Flower message into a small JSON head and the bytes of its arrays, without copying them."""
+    """Split a Flower message into a small JSON head and the bytes of its arrays; the arrays are not copied."""
     head: dict[str, Any] = {"metadata": read_metadata(message)}
     if not message.has_content():
         head["error"] = message.error.code, message.error.reason
@@ -100,7 +104,7 @@ def pack_flower_message(message: Message) -> tuple[bytes, list[bytes]]:
     for name, record in message.content.items():
         if isinstance(record, ArrayRecord):
             arrays = [(key, array.dtype, array.shape, array.stype) for key, array in record.items()]
-            records.append((name, _ARRAYS, arrays))
+            records.append((name, _ARRAYS_KIND, arrays))
         else:
             kind = "config" if isinstance(record, ConfigRecord) else "metrics"
             records.append((name, kind, base64.b64encode(encode_record_values(record)).decode()))
@@ -108,20 +112,20 @@ def pack_flower_message(message: Message) -> tuple[bytes, list[bytes]]:
 
 
 def unpack_flower_message(head: Any, arrays: Sequence[Any]) -> Message:
-    """Rebuild a message from a head and the bytes of its arrays (:func:`pack_flower_message`), without copying them."""
-    described = json.loads(bytes(head))
-    if "error" in described:
-        return make_message(Error(*described["error"]), described["metadata"])
+    """Return the message of a head and the bytes of arrays (:func:`pack_flower_message`); they are not copied."""
+    description = json.loads(bytes(head))
+    if "error" in description:
+        return make_message(Error(*description["error"]), description["metadata"])
     content = RecordDict()
-    for name, kind, about in described["records"]:
-        if kind == _ARRAYS:
-            arrays_of = {key: Array(dtype, tuple(shape), stype, b"") for key, dtype, shape, stype in about}
-            content[name] = ArrayRecord(arrays_of)
+    for name, kind, value in description["records"]:
+        if kind == _ARRAYS_KIND:
+            empty_arrays = {key: Array(dtype, tuple(shape), stype, b"") for key, dtype, shape, stype in value}
+            content[name] = ArrayRecord(empty_arrays)
         else:
-            content[name] = _VALUES[kind](decode_record_values(base64.b64decode(about)))
+            content[name] = _VALUE_RECORD_CLASSES[kind](decode_record_values(base64.b64decode(value)))
     for array, data in zip(_list_message_arrays(content), arrays, strict=True):
         array.data = data
-    return make_message(content, described["metadata"])
+    return make_message(content, description["metadata"])
 
 
 def _list_message_arrays(content: RecordDict) -> Iterator[Array]:
