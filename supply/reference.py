@@ -23,6 +23,7 @@ from polyclinic.server.deployment.supervisor import RunExitCode
 from polyclinic.server.reporting.live.files import SENTENCES
 from polyclinic.server.runs.reader import RunSummary
 from supply.blocks import format_table, list_blocks, write_block
+from supply.claims import list_blocks_of_claims
 from supply.experiment_keys import list_blocks_of_keys
 from supply.method_table import make_method_table
 from supply.paper_settings import list_blocks_of_settings
@@ -192,7 +193,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
 
 def make_blocks() -> dict[str, str]:
     """Return block -> text of all blocks that follow from the code."""
-    return {name: make() for name, make in BLOCKS.items()} | list_blocks_of_keys() | list_blocks_of_settings()
+    alone = {name: make() for name, make in BLOCKS.items()}
+    return alone | list_blocks_of_claims() | list_blocks_of_keys() | list_blocks_of_settings()
 
 
 def main() -> None:
