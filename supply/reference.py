@@ -19,6 +19,7 @@ from polyclinic.common.counts import COUNT_TABLES, MENU
 from polyclinic.common.system.docstrings import read_attribute_texts
 from polyclinic.common.system.stopping import STOPPED_ON_REQUEST
 from polyclinic.common.wire.codec import list_record_field_names
+from polyclinic.data.images.syntaxes import READ_BY, get_transfer_syntax_name
 from polyclinic.server.deployment.supervisor import RunExitCode
 from polyclinic.server.reporting.live.files import SENTENCES
 from polyclinic.server.runs.reader import RunSummary
@@ -129,6 +130,13 @@ def describe_count_tables() -> str:
     return format_table(("table", "counts"), [(f"`{name}`", text) for name, text in MENU.items()])
 
 
+def describe_transfer_syntaxes() -> str:
+    """Return the table of the transfer syntaxes of DICOM that are read."""
+    syntaxes = sorted(READ_BY, key=lambda syntax: [int(part) for part in syntax.split(".")])
+    rows = [(f"`{syntax}`", get_transfer_syntax_name(syntax)) for syntax in syntaxes]
+    return format_table(("transfer syntax", "name"), rows)
+
+
 def find_package_names(requirements: Iterable[str]) -> list[str]:
     """Return the names of the packages in requirements such as ``numpy>=2.0``."""
     return [re.split(r"[<>=!~\[; ]", requirement)[0] for requirement in requirements]
@@ -184,6 +192,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "summary.json": describe_summary,
     "events": describe_events,
     "count tables": describe_count_tables,
+    "transfer syntaxes": describe_transfer_syntaxes,
     "base packages": describe_base_packages,
     "extras": describe_extras,
     "what goes with what": make_method_table,
