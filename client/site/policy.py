@@ -110,7 +110,8 @@ class SitePolicy(TomlSection):
             is set.
         label_counts: Tell if any training image shows each class; how many do, where the method asks; and sums over
             volumes, where the coordinator [plans the network](segmentation.md#let-the-volumes-choose-the-network).
-        counts: Tables that may leave when the coordinator [counts patients](count.md).
+        counts: Tables that may leave when the coordinator [counts patients](count.md); where left out all, at level
+            `private` none.
         counts_epsilon: What the noisy counts cost each patient of `epsilon`, once.
         evaluate: True, or a list of SHA-256: models that the coordinator sends are scored on the test images, and
             [figures leave](evaluate.md#at-hospitals-over-the-network).
