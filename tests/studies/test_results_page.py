@@ -1,4 +1,4 @@
-"""Figures in the sentences of README and results, and in the claims of papers, that no command prints are those of the published runs."""
+"""Figures in sentences of README and results, and in the claims of papers, that no command prints are of the runs."""
 
 import re
 import runpy

@@ -27,9 +27,7 @@ def list_means_and_sds(texts: Iterable[str]) -> set[tuple[float, float]]:
     """Return each mean with its SD as parts of one; those above one are in percent."""
     figures = [(float(mean), float(sd)) for text in texts for mean, sd in MEAN_AND_SD.findall(text)]
     scales = [0.01 if mean > 1 else 1 for mean, _ in figures]
-    return {
-        (round(mean * scale, 3), round(sd * scale, 3)) for (mean, sd), scale in zip(figures, scales, strict=True)
-    }
+    return {(round(mean * scale, 3), round(sd * scale, 3)) for (mean, sd), scale in zip(figures, scales, strict=True)}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
