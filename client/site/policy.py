@@ -64,7 +64,8 @@ CONFLICTING_KEYS = {"round_counts_to": "smallest_count", "score_histograms": "ro
 class SitePolicy(TomlSection):
     """The keys of a hospital's policy.
 
-    docs/what-leaves.md and a new ``site.toml`` print these texts. ``level`` sets the defaults of other keys (:data:`LEVELS`).
+    docs/what-leaves.md and a new ``site.toml`` print these texts. ``level`` sets the defaults of other keys
+    (:data:`LEVELS`).
 
     Attributes:
         level: Who is trusted; it sets the defaults of other keys.
