@@ -85,7 +85,7 @@ fuzz: $(VENV)/installed  ## coverage-guided fuzzing of all code that parses rece
 	for target in $$($(BIN)/python -m tests.fuzz.run); do $(BIN)/python -m tests.fuzz.run $$target $(FUZZ_SECONDS) || exit 1; done
 
 docs: $(VENV)/installed  ## the docs as a site, in site/index.html; a dead link or a warning stops it
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 reference: $(VENV)/installed  ## the tables of docs/*.md that follow from the code
 	$(BIN)/python -m supply.reference

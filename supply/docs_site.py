@@ -1,9 +1,11 @@
 """What MkDocs does beside its own for the docs site: pages from elsewhere in the tree, and links that leave ``docs/``.
 
 Pages of the repository's root become pages of the site. A file of the source that a page links to becomes a page too,
-so that the site is whole without the repository. The commands' reference is made from the programs themselves.
+so that the site is whole without the repository. A table of ``docs/tables`` becomes a page that shows it. The
+reference of the commands is made from the programs themselves.
 """
 
+import csv
 import re
 import subprocess
 import sys
@@ -12,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+
+from supply.blocks import format_table
 
 ROOT = Path(__file__).parents[1]
 PAGES = {
@@ -28,6 +32,7 @@ PROGRAMS = {
     "flwr-client": "polyclinic.client.cli",
 }
 API = ("polyclinic.runs", "polyclinic.flower", "polyclinic.methods", "polyclinic.data", "polyclinic.testing")
+DATA = Path("docs", "tables")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "bash"}
 TABLES = """\
 .md-typeset table:not([class]) td:first-child code { white-space: nowrap; }
@@ -36,6 +41,7 @@ TABLES = """\
 """Style: a key in a table's first column stays in one piece, and no other name is broken; a narrow page scrolls."""
 WIDE = "---\nhide: [navigation]\n---\n\n"
 """Head of the start page, which has no pages beside it in its tab."""
+NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -51,6 +57,8 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, name, content=head + _rewritten(*texts[name])))
     for path in sorted(linked):
         files.append(File.generated(config, _source_page(path), content=_shown(path)))
+    for path in sorted((ROOT / DATA).glob("*.csv")):
+        files.append(File.generated(config, _table_page(path), content=_shown_table(path)))
     files.append(File.generated(config, "tables.css", content=TABLES))
     files.append(File.generated(config, "commands.md", content=_commands()))
     files.append(File.generated(config, "api.md", content=_api()))
@@ -74,10 +82,7 @@ def _rewritten(text: str, at: Path) -> str:
         path = (at.parent / target).resolve().relative_to(ROOT)
         return _name_on_site(path) + (f"#{heading}" if heading else "")
 
-    unbroken = (
-        (fenced, part if fenced else part.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"))
-        for fenced, part in _parts(text)
-    )
+    unbroken = ((fenced, part if fenced else _keep_together(part)) for fenced, part in _parts(text))
     return "".join(part if fenced else _LINK.sub(site_link, part) for fenced, part in unbroken)
 
 
@@ -107,6 +112,8 @@ def _is_source(path: Path) -> bool:
 def _name_on_site(path: Path) -> str:
     if path.as_posix() in PAGES:
         return PAGES[path.as_posix()]
+    if path.parent == DATA:
+        return _table_page(path)
     return _source_page(path) if _is_source(path) else path.relative_to("docs").as_posix()
 
 
@@ -114,10 +121,28 @@ def _source_page(path: Path) -> str:
     return "source-" + path.as_posix().replace("/", "-").replace(".", "-") + ".md"
 
 
+def _table_page(path: Path) -> str:
+    return f"table-{path.stem}.md"
+
+
+def _shown_table(path: Path) -> str:
+    """A page with the rows of a CSV file, and a link to the file; the search leaves it out."""
+    with path.open(encoding="utf-8", newline="") as file:
+        headings, *rows = ([cell.replace("|", "\\|") for cell in row] for row in csv.reader(file))
+    unbroken = (map(_keep_together, row) for row in rows)
+    head = f"{NOT_SEARCHED}# {path.stem}\n\nThe same as a file: [{path.name}](tables/{path.name}).\n\n"
+    return f"{head}{format_table(headings, unbroken)}\n"
+
+
+def _keep_together(text: str) -> str:
+    """The text with a mean and its SD on one line."""
+    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+
+
 def _shown(path: Path) -> str:
     """A page with a file's text, or with the names that a folder holds; the search leaves it out."""
     whole = ROOT / path
-    head = f"---\nsearch:\n  exclude: true\n---\n\n# {path.as_posix()}\n\n"
+    head = f"{NOT_SEARCHED}# {path.as_posix()}\n\n"
     if whole.is_dir():
         names = sorted(
             each.name + "/" * each.is_dir() for each in whole.iterdir() if not each.name.startswith(("_", "."))

@@ -24,10 +24,12 @@ from polyclinic.common.counts import COUNT_TABLES, TABLE_MENU
 from polyclinic.common.system.docstrings import read_attribute_texts
 from polyclinic.common.system.stopping import STOPPED_EXIT_CODE
 from polyclinic.common.wire.codec import list_record_field_names
+from polyclinic.data.images.syntaxes import READ_BY, get_transfer_syntax_name
 from polyclinic.server.deployment.supervisor import RunExitCode
 from polyclinic.server.reporting.live.files import EVENT_SENTENCES
 from polyclinic.server.runs.reader import RunSummary
 from supply.blocks import format_table, list_blocks, write_block
+from supply.claims import list_blocks_of_claims
 from supply.experiment_keys import list_blocks_of_keys
 from supply.method_table import make_method_table
 from supply.paper_settings import list_blocks_of_settings
@@ -133,6 +135,13 @@ def describe_count_tables() -> str:
     return format_table(("table", "counts"), [(f"`{name}`", text) for name, text in TABLE_MENU.items()])
 
 
+def describe_transfer_syntaxes() -> str:
+    """Return the table of the transfer syntaxes of DICOM that are read."""
+    syntaxes = sorted(READ_BY, key=lambda syntax: [int(part) for part in syntax.split(".")])
+    rows = [(f"`{syntax}`", get_transfer_syntax_name(syntax)) for syntax in syntaxes]
+    return format_table(("transfer syntax", "name"), rows)
+
+
 def find_package_names(requirements: Iterable[str]) -> list[str]:
     """Return the names of the packages in requirements such as ``numpy>=2.0``."""
     return [re.split(r"[<>=!~\[; ]", requirement)[0] for requirement in requirements]
@@ -188,6 +197,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "summary.json": describe_summary,
     "events": describe_events,
     "count tables": describe_count_tables,
+    "transfer syntaxes": describe_transfer_syntaxes,
     "base packages": describe_base_packages,
     "extras": describe_extras,
     "what goes with what": make_method_table,
@@ -197,7 +207,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
 
 def make_blocks() -> dict[str, str]:
     """Return block -> text of all blocks that follow from the code."""
-    return {name: make() for name, make in BLOCKS.items()} | list_blocks_of_keys() | list_blocks_of_settings()
+    alone = {name: make() for name, make in BLOCKS.items()}
+    return alone | list_blocks_of_claims() | list_blocks_of_keys() | list_blocks_of_settings()
 
 
 def main() -> None:

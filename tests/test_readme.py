@@ -26,9 +26,19 @@ COMMANDS = re.findall(COMMAND, TEXT, re.MULTILINE)
 TARGETS = re.findall(r"(?:^|`)make ([a-z-]+)", TEXT, re.MULTILINE)
 
 
+def expand_braces(word: str) -> list[str]:
+    """Return the paths that a shell makes of ``experiments/{a,b}.toml``; any other word as it is."""
+    if not word.startswith("experiments/") or "{" not in word:
+        return [word]
+    before, _, rest = word.partition("{")
+    choices, _, after = rest.partition("}")
+    return [f"{before}{choice}{after}" for choice in choices.split(",")]
+
+
 @pytest.mark.parametrize(("program", "command"), COMMANDS)
 def test_every_command_parses_and_names_files_that_exist(program: str, command: str) -> None:
-    name, *arguments = shlex.split(command)
+    name, *words = shlex.split(command)
+    arguments = [path for word in words for path in expand_braces(word)]
     parser = typer.main.get_command(PROGRAMS[program]).commands[name]  # type: ignore[attr-defined]
     parser.make_context(name, list(arguments))
     experiments = [argument for argument in arguments if argument.startswith("experiments/")]

@@ -64,7 +64,8 @@ CONFLICTING_KEYS = {"round_counts_to": "smallest_count", "score_histograms": "ro
 class SitePolicy(TomlSection):
     """The keys of a hospital's policy.
 
-    docs/what-leaves.md prints these texts. ``level`` sets the defaults of other keys (:data:`LEVEL_DEFAULTS`).
+    docs/what-leaves.md and a new ``site.toml`` print these texts. ``level`` sets the defaults of other keys
+    (:data:`LEVEL_DEFAULTS`).
 
     Attributes:
         level: Who is trusted; it sets the defaults of other keys.
@@ -110,7 +111,8 @@ class SitePolicy(TomlSection):
             is set.
         label_counts: Send if any training image shows each class; how many do, where the method asks; and sums over
             volumes, where the coordinator [plans the network](segmentation.md#let-the-volumes-choose-the-network).
-        counts: Tables that may leave when the coordinator [counts patients](count.md).
+        counts: Tables that may leave when the coordinator [counts patients](count.md); where left out all, at level
+            `private` none.
         counts_epsilon: Part of `epsilon` that the noisy counts cost each patient, once.
         evaluate: True, or a list of SHA-256: models that the coordinator sends are scored on the test images, and
             [figures leave](evaluate.md#at-hospitals-over-the-network).

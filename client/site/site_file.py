@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator
 
 from polyclinic.client.site.policy import LEVEL_SENTENCES, SitePolicy
+from polyclinic.client.site.policy_comments import format_policy_comments
 from polyclinic.common.config import Experiment, HospitalPlan
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.hosts import SECRETS_FILE, permit_hosts
@@ -342,7 +343,8 @@ def make_site_toml(name: str, experiment: Experiment | None = None) -> str:
     )
     levels = {str(level): sentence for level, sentence in LEVEL_SENTENCES.items()}
     classes = "" if experiment is None else _format_classes_as_comment(experiment.vocabulary or {})
-    return Template(text).substitute(levels, name=name, pixels=pixels, classes=classes)
+    policy = format_policy_comments()
+    return Template(text).substitute(levels, name=name, pixels=pixels, policy=policy, classes=classes)
 
 
 def _format_classes_as_comment(vocabulary: Vocabulary) -> str:

@@ -12,17 +12,19 @@ uncertain): each is mixed with one of the surest (MixUp), and so are both labels
 an unsure image's class as present or absent. This loss weighs 0.1. *Aggregation*: the trunk by images; a class's head
 row by each site's positives of the class in the round, pseudo-labels included.
 
-Departures from the code, with reasons in docs/papers.md:
+Departures from the code:
 
 - Its losses are means over all entries before they meet a mask of the sure ones, so that the mask leaves nothing out.
   Here an entry without a label and without a pseudo-label is left out, as the abstract's "different training
   strategies on data with different uncertainty levels" needs.
 - It weighs classes by numbers of positives that the simulating server counts in all sites' label files. Here a site
   weighs positives by its own counts (``balanced``), as in our other comparators.
-- Pools are shares of a site's images, not numbers; pairs are drawn with replacement.
-- The first predictions are made in evaluation mode; the code leaves its network in training mode.
+- Pools are shares of a site's images, not numbers, because sites differ in size; pairs are drawn with replacement.
+- The first predictions are made in evaluation mode. The code leaves its network in training mode, where the rank of
+  an image depends on its batch.
 - A site's positives are sent as a share of the images, and weigh with the images that count for the site. A class
   without positives anywhere has the plain mean, where the code divides by zero.
+- One class an image (ISIC in the code) is refused: here each image of a site shows a class of the site.
 - A site that annotates every class has no unsure images, and trains on the strong view with its labels.
 """
 

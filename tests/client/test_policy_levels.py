@@ -13,6 +13,7 @@ from polyclinic.client.preview.data_dictionary import FIELD_MEANINGS, SENT_RECOR
 from polyclinic.client.site.policy import LEVEL_DEFAULTS, LEVEL_SENTENCES, Level, SitePolicy
 from polyclinic.client.site.site_file import make_site_folder
 from polyclinic.common.config import HospitalPlan
+from polyclinic.common.system.docstrings import read_attribute_texts
 from polyclinic.common.wire.codec import list_record_field_names
 from polyclinic.common.wire.records import EvaluateReply, RollCall, TrainReply
 from polyclinic.strategies.registry import list_statistic_meanings
@@ -108,4 +109,20 @@ def test_a_new_site_toml_has_every_key_of_the_policy(tmp_path: Path) -> None:
     make_site_folder(tmp_path, "north")
     table = (tmp_path / "site.toml").read_text(encoding="utf-8").partition("\n[policy]\n")[2]
     table = table.partition("\n# Where this")[0]
-    assert set(re.findall(r"^(?:# )?(\w+) = ", table, re.MULTILINE)) == set(SitePolicy.model_fields)
+    keys = re.findall(r"^(?:# )?(\w+) = ", table, re.MULTILINE)
+    assert sorted(keys) == sorted(SitePolicy.model_fields)
+
+
+def test_the_comments_of_a_new_site_toml_are_a_policy_and_say_what_the_docs_say(tmp_path: Path) -> None:
+    make_site_folder(tmp_path, "north")
+    table = (tmp_path / "site.toml").read_text(encoding="utf-8").partition("\n[policy]\n")[2]
+    table = table.partition("\n# Where this")[0]
+    values = re.findall(r"^(?:# )?(\w+ = .*)$", table, re.MULTILINE)
+    policy = SitePolicy.model_validate(tomllib.loads("\n".join(values)))
+    assert policy.level == "trusted"
+    words = " ".join(table.replace("#     ", "").split())
+    texts = read_attribute_texts(SitePolicy)
+    assert len(texts) == len(SitePolicy.model_fields)
+    plain = [text for key, text in texts.items() if key != "level" and not re.search(r"[`\[]|True|False", text)]
+    assert len(plain) > 20
+    assert [text for text in plain if text not in words] == []

@@ -104,7 +104,7 @@ def test_losses_teacher_and_student_are_those_of_the_authors_code_to_the_last_di
 
 
 def test_as_published_the_mask_of_sure_entries_leaves_nothing_out_which_is_not_ours() -> None:
-    # Their mean over all entries comes before the mask; see docs/papers.md.
+    # Their mean over all entries comes before the mask; see the head of its module.
     assert repeat_trace()[2][0] != pytest.approx(TRACE["as_published"]["losses"][0], rel=1e-3)
 
 
