@@ -556,7 +556,7 @@ def predict_images(
     Example: flwr-sim predict runs/organs series/ --out masks --dicom-seg
     """
     from polyclinic.common.prediction.pictures import refuse_data_without_pictures
-    from polyclinic.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped_images
+    from polyclinic.data.base.image_set import MAX_SKIPPED_LISTED, SkippedImage, describe_skipped_images
     from polyclinic.server.export.preflight import parse_rendering_options, refuse_wrong_model_paths
 
     rendering = parse_rendering_options(frame, axis, window, bit_depth)
@@ -583,7 +583,7 @@ def predict_images(
     for name, reason in pictures.without_segmentation.items():
         console.print(f"{name}: {reason}", soft_wrap=True, markup=False)
     if pictures.others:
-        others = list_first_and_count_rest(pictures.others, MOST_SKIPPED_NAMED)
+        others = list_first_and_count_rest(pictures.others, MAX_SKIPPED_LISTED)
         console.print(f"no pictures: {others}", soft_wrap=True, markup=False)
     from polyclinic.server.reporting.tables import format_model_limitations
 

@@ -39,7 +39,7 @@ from polyclinic.common.system.plain_text import (
 )
 from polyclinic.data.base.dark_pictures import describe_dark_pictures
 from polyclinic.data.base.image_set import PARTS, describe_blank_pictures, find_placeholder_patients
-from polyclinic.data.base.shared_pictures import DROP
+from polyclinic.data.base.shared_pictures import DROP_COPIES_SETTING
 from polyclinic.data.base.spec import ChexpertDatasetSpec, DataSpec, LabelColumnsSpec, MimicDatasetSpec
 from polyclinic.data.images.headers import (
     DicomHeader,
@@ -424,7 +424,7 @@ def _check_duplicate_images(area: CheckArea, source: SiteImageSource, duplicates
         images = "1 image stands" if len(across) == 1 else f"{len(across):,} images stand"
         problem = f"{images} in two parts of the split under different names."
         remedy = "A model is tested on what it was trained on: remove one of each, or give both the same patient. "
-        remedy += f"{DROP} in [data] leaves them out of the earlier part."
+        remedy += f"{DROP_COPIES_SETTING} in [data] leaves them out of the earlier part."
         area.add_warning(ClientExitCode.DUPLICATES, problem, remedy, format_duplicate_groups(across))
     if within:
         copies = format_count_with_noun(sum(len(group) - 1 for group in within), "exact copy", "exact copies")

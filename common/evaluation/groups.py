@@ -8,7 +8,7 @@ import numpy as np
 
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.data.base.names import is_blank_cell, normalize_name
-from polyclinic.data.base.splits import Names
+from polyclinic.data.base.splits import StringArray
 
 UNSTATED = "not stated"
 OTHERS = "other values"
@@ -25,7 +25,7 @@ class Grouping:
     column: str
     edges: tuple[float, ...] = ()
 
-    def assign_groups(self, cells: Names) -> Names:
+    def assign_groups(self, cells: StringArray) -> StringArray:
         """Return the group of each image, from the cells of the column, ``(n,)``."""
         if self.edges:
             groups = [self._find_band(cell) for cell in cells.tolist()]

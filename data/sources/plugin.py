@@ -30,8 +30,8 @@ from polyclinic.data.base.names import is_anonymous_patient, is_blank_cell, norm
 from polyclinic.data.base.shared_pictures import NamedPictures, find_shared_picture_faults
 from polyclinic.data.base.spec import PluginDatasetSpec
 from polyclinic.data.base.splits import (
-    VALIDATION,
-    Names,
+    VALIDATION_FRACTION,
+    StringArray,
     assign_images_to_parts,
     assign_patients_by_name,
     divide_images_into_splits,
@@ -42,11 +42,11 @@ from polyclinic.data.base.splits import (
     hold_out_patients_by_name,
     split_patients,
 )
-from polyclinic.data.base.vocabulary import PART_NAMES
+from polyclinic.data.base.vocabulary import PART_WORDS
 from polyclinic.data.base.volume_arrays import add_channel_axis, is_image_array
 from polyclinic.data.images.reading import resize_images
 from polyclinic.data.sources.dataset_items import DatasetItem, find_class_names_in_labels, parse_item_labels
-from polyclinic.data.sources.item_notes import NOT_REPRODUCIBLE, join_notes_of_parts
+from polyclinic.data.sources.item_notes import NOT_REPRODUCIBLE_NOTE, join_notes_of_parts
 from polyclinic.data.sources.label_array import (
     convert_class_numbers,
     convert_labels_to_array,
@@ -196,7 +196,7 @@ def load_plugin_dataset(
     return join_notes_of_parts(splits, is_local=is_local_plugin_name(spec.name))
 
 
-def _draw_parts(images: ImageSet, seed: int) -> Names:
+def _draw_parts(images: ImageSet, seed: int) -> StringArray:
     """Return the part of each image, ``(n,)``; where nobody knows the patients, nobody can follow one over a change.
 
     So images without patients are drawn as the surgical aggregation paper draws patients, which balances the parts.
@@ -210,8 +210,8 @@ def _draw_parts(images: ImageSet, seed: int) -> Names:
 def _hold_out_images(images: ImageSet, seed: int) -> NDArray[np.bool_]:
     """Return a mask ``(n,)`` of the training images that are for validation, drawn as by :func:`_draw_parts`."""
     if not find_placeholder_patients(images.patients).all():
-        return hold_out_patients_by_name(images.patients, VALIDATION, seed)
-    return hold_out_patients(images.patients, find_positive_images(images.labels), VALIDATION, seed)
+        return hold_out_patients_by_name(images.patients, VALIDATION_FRACTION, seed)
+    return hold_out_patients(images.patients, find_positive_images(images.labels), VALIDATION_FRACTION, seed)
 
 
 def _join_plugin_parts(
@@ -228,7 +228,7 @@ def _join_plugin_parts(
         BadInput: If a part is missing or not valid, or if parts have different classes or sizes, or share images or
             patients.
     """
-    names = [PART_NAMES.get(str(name).lower(), str(name)) for name in images]
+    names = [PART_WORDS.get(str(name).lower(), str(name)) for name in images]
     if not {"train", "test"} <= set(names) <= set(PARTS) or len(set(names)) < len(names):
         problem = f"has the parts {quote_names(map(str, images))}."
         raise BadInput([Fault(where, problem, 'Give "train" and "test", and "validation" if there is one.')])
@@ -359,7 +359,7 @@ def _make_plugin_image_set(
     )
     if patients is None and pictures.parts is None and spec.duplicates == "fault":
         raise_faults(find_repeated_picture_faults(where, images.picture_digests))
-    parts = None if pictures.parts is None else [PART_NAMES[str(part).lower()] for part in pictures.parts]
+    parts = None if pictures.parts is None else [PART_WORDS[str(part).lower()] for part in pictures.parts]
     return images, parts
 
 
@@ -549,7 +549,7 @@ def _open_torch_dataset(
             raise_faults(find_repeated_item_faults(where, pictures.images))
     if pictures.parts is None:
         pictures = replace(pictures, parts=items.parts)
-    return stored, pictures, items.notes if stored.reproducible else (NOT_REPRODUCIBLE, *items.notes)
+    return stored, pictures, items.notes if stored.reproducible else (NOT_REPRODUCIBLE_NOTE, *items.notes)
 
 
 def _find_moved_name_faults(
@@ -608,7 +608,7 @@ def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.ui
         if (entries := getattr(pictures, name)) is not None:
             yield from _find_name_list_problems(name, entries, len(images))
     parts = () if pictures.parts is None else pictures.parts
-    if other := sorted({str(part) for part in parts if str(part).lower() not in PART_NAMES}):
+    if other := sorted({str(part) for part in parts if str(part).lower() not in PART_WORDS}):
         yield f"parts must be {quote_names(PARTS)}, not {quote_names(other, limit=3)}."
 
 

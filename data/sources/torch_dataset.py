@@ -23,8 +23,8 @@ from polyclinic.data.base.image_set import LazyPictures, compute_picture_digest
 from polyclinic.data.images.random_generators import RandomGenerators
 from polyclinic.data.images.store import DecodingProgress
 from polyclinic.data.sources.dataset_items import (
+    ConvertItem,
     DatasetItem,
-    Item,
     find_class_names_in_labels,
     find_names_of_class_numbers,
     parse_item,
@@ -87,7 +87,7 @@ class TorchDatasetPictures(LazyPictures):
     draws = True
 
     def __init__(
-        self, dataset: MapStyleDataset, name: str, value_range: tuple[float, float] | None, item: Item | None
+        self, dataset: MapStyleDataset, name: str, value_range: tuple[float, float] | None, item: ConvertItem | None
     ) -> None:
         self.dataset, self.name = dataset, name
         self.value_range = value_range
@@ -270,7 +270,7 @@ class TorchDatasetPictures(LazyPictures):
 
 
 def open_torch_dataset(
-    dataset: Any, name: str, value_range: tuple[float, float] | None, item: Item | None = None
+    dataset: Any, name: str, value_range: tuple[float, float] | None, item: ConvertItem | None = None
 ) -> TorchDatasetPictures:
     """Check a user's data set, and prepare it for reading by index.
 

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.errors import BadInput, Fault, raise_faults, suggest_nearest_name
-from polyclinic.data.base.decoded_size import LARGEST_MB
+from polyclinic.data.base.decoded_size import DEFAULT_LARGEST_MB
 from polyclinic.data.base.names import is_blank_cell, is_missing_value, make_name_similarity_key
 from polyclinic.data.base.spec import NO_FINDING, LabelPolicy
-from polyclinic.data.base.splits import Names
-from polyclinic.data.base.vocabulary import NO_NAMES, PART_NAMES
+from polyclinic.data.base.splits import StringArray
+from polyclinic.data.base.vocabulary import MISSING_LABEL_PATTERN, PART_WORDS
 from polyclinic.data.tables.csv import CsvColumn, CsvTable, read_csv_table
 
 _LABEL = re.compile(r"([+\-\u2212]?)([01])(?:[.,]0*)?")
@@ -256,7 +256,7 @@ def parse_finding_column(
 def is_placeholder_finding(part: str) -> bool:
     """Return True if a part of a cell names no finding: "-", "?", "[nan]", "#REF!", "unknown", "ungradable"."""
     bare = _strip_brackets_and_quotes(part)
-    return is_missing_value(part) or NO_NAMES.fullmatch(bare) is not None
+    return is_missing_value(part) or MISSING_LABEL_PATTERN.fullmatch(bare) is not None
 
 
 def _strip_brackets_and_quotes(part: str) -> str:
@@ -366,7 +366,7 @@ def _find_unlisted_finding_faults(
     return faults
 
 
-def parse_split_column(column: CsvColumn, name: str, where: str) -> Names:
+def parse_split_column(column: CsvColumn, name: str, where: str) -> StringArray:
     """Parse a column with "train", "val" or "validation", and "test"; return the name of each row's part, ``(n,)``.
 
     Args:
@@ -377,15 +377,15 @@ def parse_split_column(column: CsvColumn, name: str, where: str) -> Names:
         BadInput: With all other values in the column.
     """
     names = [cell.casefold() for cell in column.cells]
-    if foreign := [place for place, part in enumerate(names) if part not in PART_NAMES]:
+    if foreign := [place for place, part in enumerate(names) if part not in PART_WORDS]:
         expected = 'expected "train", "val" or "validation", and "test"'
         problem = f'column "{name}" holds {column.describe_cell_lines(foreign)}; {expected}.'
         raise BadInput([Fault(where, problem)])
-    return np.array([PART_NAMES[part] for part in names], dtype="<U10")[column.places]
+    return np.array([PART_WORDS[part] for part in names], dtype="<U10")[column.places]
 
 
 def count_uncertain_blank_cells(
-    path: Path, names: Collection[str], words: LabelWords = NO_WORDS, largest_mb: int = LARGEST_MB
+    path: Path, names: Collection[str], words: LabelWords = NO_WORDS, largest_mb: int = DEFAULT_LARGEST_MB
 ) -> dict[str, tuple[int, int]]:
     """Count the cells with -1 and the blank cells of each label column.
 

@@ -13,7 +13,7 @@ from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.data.base.names import is_blank_cell
 from polyclinic.data.base.spec import NO_FINDING
-from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
+from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNSUPPORTED_SUFFIXES
 from polyclinic.data.tables.cells import NO_WORDS, LabelWords, interpret_label_cell, is_placeholder_finding
 from polyclinic.data.tables.csv import CsvColumn, CsvTable
 
@@ -172,7 +172,7 @@ def contains_repeated_words(column: CsvColumn) -> bool:
 def contains_picture_endings(column: CsvColumn) -> bool:
     """Return True if most filled cells end as pictures do, such as in ``.png``."""
     filled = [cell.lower() for cell in list_filled_cells(column)]
-    return 2 * sum(cell.endswith(PICTURE_SUFFIXES + UNREAD_SUFFIXES) for cell in filled) > len(filled)
+    return 2 * sum(cell.endswith(PICTURE_SUFFIXES + UNSUPPORTED_SUFFIXES) for cell in filled) > len(filled)
 
 
 def choose_image_column(columns: CsvTable) -> str:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from polyclinic.common.errors import Fault
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
-from polyclinic.data.base.image_set import GREY_DIGESTS, PARTS, DatasetSplits, are_all_patients_known
+from polyclinic.data.base.image_set import MIN_HASH_DIGEST, PARTS, DatasetSplits, are_all_patients_known
 from polyclinic.data.base.shared_pictures import settle_shared_pictures
 from polyclinic.data.base.spec import Duplicates
-from polyclinic.data.base.splits import Names
+from polyclinic.data.base.splits import StringArray
 
 _MAX_LISTED = 5
 _COPIES = 0.05
@@ -29,7 +29,7 @@ def group_rows_with_equal_contents(contents: Iterable[tuple[int, Hashable]]) -> 
 
 
 def describe_contradicting_copies(
-    groups: Iterable[Sequence[int]], names: Sequence[str], labels: NDArray[np.float32], patients: Names
+    groups: Iterable[Sequence[int]], names: Sequence[str], labels: NDArray[np.float32], patients: StringArray
 ) -> str:
     """Return a warning about identical images with different patients or labels; empty if there are none.
 
@@ -123,11 +123,13 @@ def note_contradicting_pictures(splits: DatasetSplits, names: Sequence[str]) -> 
     if not are_all_patients_known(patients):
         patients = np.full(len(patients), "")
     every = np.concatenate([images.picture_digests for images in splits.parts])
-    groups = group_rows_with_equal_contents((row, every[row]) for row in np.flatnonzero(every >= GREY_DIGESTS).tolist())
+    groups = group_rows_with_equal_contents(
+        (row, every[row]) for row in np.flatnonzero(every >= MIN_HASH_DIGEST).tolist()
+    )
     if note := describe_contradicting_copies(groups, names, labels, patients):
         splits = DatasetSplits(*(replace(images, notes=(*images.notes, note)) for images in splits.parts))
     return splits
 
 
 def _drop_uniform_grey_digests(digests: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    return digests[digests >= GREY_DIGESTS]
+    return digests[digests >= MIN_HASH_DIGEST]

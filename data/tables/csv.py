@@ -35,12 +35,12 @@ from polyclinic.common.errors import (
 from polyclinic.common.system.files import find_missing_file_faults
 from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.base.decoded_size import (
-    LARGEST_MB,
+    DEFAULT_LARGEST_MB,
     compute_decoded_file_size_limit,
     make_oversized_file_message,
 )
 from polyclinic.data.base.names import is_blank_cell, normalize_name, normalize_names_in_text
-from polyclinic.data.base.splits import Names
+from polyclinic.data.base.splits import StringArray
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _EXCELS_SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t]*\r?\n?', re.IGNORECASE)
@@ -96,7 +96,7 @@ class CsvColumn:
     places: NDArray[np.int32]
     lines: NDArray[np.int32]
 
-    def expand_to_row_cells(self) -> Names:
+    def expand_to_row_cells(self) -> StringArray:
         """Return an array ``(rows,)`` with the cell of each row."""
         return np.array(self.cells, dtype=np.str_)[self.places]
 
@@ -136,7 +136,7 @@ class CsvColumn:
         return ", ".join(texts) + (f" and {len(parts) - limit:,} more" if len(parts) > limit else "")
 
 
-class CsvTable(Mapping[str, Names]):
+class CsvTable(Mapping[str, StringArray]):
     """The columns of a table by name.
 
     Attributes:
@@ -147,7 +147,7 @@ class CsvTable(Mapping[str, Names]):
     def __init__(self, columns: Mapping[str, CsvColumn], lines: NDArray[np.int32], unnamed: int = 0) -> None:
         self._columns, self.lines, self.unnamed = columns, lines, unnamed
 
-    def __getitem__(self, name: str) -> Names:
+    def __getitem__(self, name: str) -> StringArray:
         return self.get_column(name).expand_to_row_cells()
 
     def __iter__(self) -> Iterator[str]:
@@ -186,7 +186,9 @@ _in_use = WeakValueDictionary[tuple[object, ...], CsvTable]()
 """Tables in memory, by their files: ``flwr-sim init`` inspects a table and then checks it as a run does."""
 
 
-def read_csv_table(path: Path, where: str, largest_mb: int = LARGEST_MB, *, has_headings: bool = True) -> CsvTable:
+def read_csv_table(
+    path: Path, where: str, largest_mb: int = DEFAULT_LARGEST_MB, *, has_headings: bool = True
+) -> CsvTable:
     """Read a ``.csv`` or ``.csv.gz`` table; empty lines are left out.
 
     A table that is still in memory is not read again, unless the file has changed.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import Fault
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.names import normalize_name
-from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
+from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNSUPPORTED_SUFFIXES
 
 _NO_SUCH_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
 
@@ -258,7 +258,7 @@ def make_extensionless_name_key(name: str) -> str:
 
 def drop_picture_extension(name: str) -> str:
     """Return a file name without its picture extension, if it has one."""
-    lower, suffixes = name.lower(), PICTURE_SUFFIXES + UNREAD_SUFFIXES
+    lower, suffixes = name.lower(), PICTURE_SUFFIXES + UNSUPPORTED_SUFFIXES
     suffix = max((suffix for suffix in suffixes if lower.endswith(suffix)), key=len, default="")
     return name[: len(name) - len(suffix)]
 

@@ -47,7 +47,7 @@ from polyclinic.data.base.names import (
 from polyclinic.data.base.shared_pictures import settle_shared_pictures
 from polyclinic.data.base.spec import FolderDatasetSpec, LabelColumnsSpec, PictureFolderSpec, PictureTableSpec
 from polyclinic.data.base.splits import (
-    Names,
+    StringArray,
     assign_images_to_parts,
     assign_patients_by_name,
     find_positive_images,
@@ -152,9 +152,9 @@ class LabelTable:
     files: LazyPicturePaths
     labels: NDArray[np.float32]
     class_names: tuple[str, ...]
-    patients: Names
-    sources: Names
-    parts: Names
+    patients: StringArray
+    sources: StringArray
+    parts: StringArray
     missing: int = 0
     repeated: int = 0
     other_findings: Mapping[str, int] = field(default_factory=dict)
@@ -555,9 +555,9 @@ class ParsedTableCells:
 
     labels: NDArray[np.float32]
     other_findings: Mapping[str, int]
-    patients: Names | None
-    sources: Names
-    parts: Names | None
+    patients: StringArray | None
+    sources: StringArray
+    parts: StringArray | None
     joined_patients: int = 0
     attributes: ImageAttributes | None = None
     attribute_notes: tuple[str, ...] = ()
@@ -710,8 +710,8 @@ _LONG_NUMBER, _CUT_NUMBER = re.compile(r"\d{16,}"), re.compile(r"\d{15}0+")
 
 
 def join_similar_patients(
-    patients: Names, spec: LabelColumnsSpec, where: str, faults: list[Fault], column: CsvColumn | None = None
-) -> Names:
+    patients: StringArray, spec: LabelColumnsSpec, where: str, faults: list[Fault], column: CsvColumn | None = None
+) -> StringArray:
     """Give similar patient names one name; append a fault for them if ``spec.similar_patients`` is "fault".
 
     Numbers of patients that a spreadsheet has shortened, such as ``1.2E+15``, are a fault too.

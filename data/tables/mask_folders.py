@@ -18,8 +18,8 @@ from pathlib import Path
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.system.files import find_existing_output_faults, write_atomically
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
-from polyclinic.data.base.vocabulary import PART_NAMES
-from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
+from polyclinic.data.base.vocabulary import PART_WORDS
+from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNSUPPORTED_SUFFIXES
 
 IMAGE_COLUMN, MASK_COLUMN, PATIENT_COLUMN, SPLIT_COLUMN = "image", "mask", "patient", "split"
 DESCRIPTION = "dataset.json"
@@ -33,7 +33,7 @@ IMAGE_WORDS = frozenset(
 )
 IMAGE_WORDS |= {"picture", "pictures", "photo", "photos", "raw", "orig", "original", "originals"}
 _FILE_WORDS = ("file", "files", "path", "name", "filename", "nii", "png")
-_PARTS = {"tr": "train", "va": "val", "ts": "test", **PART_NAMES}
+_PARTS = {"tr": "train", "va": "val", "ts": "test", **PART_WORDS}
 """Words for the parts of a data set in names of folders, in lower case."""
 _TOKENS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
 """Runs of letters or digits; ``labelsTr`` is two."""
@@ -152,10 +152,10 @@ def _list_images_and_masks(folder: Path) -> tuple[list[str], list[str]]:
                 series.add(path)
                 images.append(below.as_posix())
             continue
-        if path.parent in series or not path.name.lower().endswith(PICTURE_SUFFIXES + UNREAD_SUFFIXES):
+        if path.parent in series or not path.name.lower().endswith(PICTURE_SUFFIXES + UNSUPPORTED_SUFFIXES):
             continue
         is_mask = any(token in MASK_WORDS for part in _split_into_tokens(below.as_posix()) for token in part)
-        if path.name.lower().endswith(UNREAD_SUFFIXES):
+        if path.name.lower().endswith(UNSUPPORTED_SUFFIXES):
             unread += [below.as_posix()] * is_mask
         else:
             (masks if is_mask else images).append(below.as_posix())

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.spec import ChexpertDatasetSpec, MimicDatasetSpec, NihDatasetSpec, PictureFolderSpec
-from polyclinic.data.base.splits import Names, find_patient_name_faults
+from polyclinic.data.base.splits import StringArray, find_patient_name_faults
 from polyclinic.data.tables.cells import FindingColumnRules, LabelColumnRules, parse_finding_column, parse_label_columns
 from polyclinic.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
 from polyclinic.data.tables.csv import CsvTable
@@ -198,7 +198,7 @@ def _make_unsplit_table(
     files: LazyPicturePaths,
     labels: NDArray[np.float32],
     class_names: tuple[str, ...],
-    patients: Names,
+    patients: StringArray,
     lines: NDArray[np.int32],
 ) -> LabelTable:
     """Create a table without centres, all in the test part until it is split.

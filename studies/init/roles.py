@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.data.base.spec import NO_FINDING
-from polyclinic.data.base.vocabulary import PART_NAMES
+from polyclinic.data.base.vocabulary import PART_WORDS
 from polyclinic.data.tables.cells import interpret_label_cell, is_placeholder_finding, split_finding_names
 from polyclinic.data.tables.columns import (
     FINDING_HEADINGS,
@@ -381,7 +381,7 @@ def _assign_split(columns: CsvTable, taken: Sequence[str], rules: dict[str, str]
 
 
 def _contains_part_names(column: CsvColumn) -> bool:
-    return all(cell.casefold() in PART_NAMES for cell in column.cells)
+    return all(cell.casefold() in PART_WORDS for cell in column.cells)
 
 
 # ---------------------------------------------------------------------- findings

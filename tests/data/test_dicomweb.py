@@ -43,7 +43,7 @@ NOTE = picture(3, 0, "P0", "SR")
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tries come at once."""
-    monkeypatch.setattr(client, "WAITS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(client, "RETRY_DELAYS_S", (0.0, 0.0, 0.0))
 
 
 @dataclass
@@ -574,7 +574,7 @@ def test_a_server_that_ignores_the_accession_number(site: Site) -> None:
 
 
 def test_pages_without_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "MOST_PAGES", 20)
+    monkeypatch.setattr(search, "MAX_PAGES", 20)
     site.pacs.instead["/studies/1.2.0/"] = lambda request: as_json(
         [{**MEMBERS[0].as_json(), "00080018": {"vr": "UI", "Value": [f"1.2.{request.query['offset']}.7"]}}]
     )

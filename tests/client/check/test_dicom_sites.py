@@ -17,7 +17,7 @@ from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.settings import read_site_settings
 from polyclinic.data.base.image_set import make_placeholder_patient_names
 from polyclinic.data.base.spec import FolderDatasetSpec
-from polyclinic.data.images.syntaxes import READ_BY
+from polyclinic.data.images.syntaxes import DECODER_BY_SYNTAX
 from polyclinic.data.tables.labels import LabelTable, open_folder_label_table
 from tests.data.dicom_files import dicom
 from tests.data.dicom_syntaxes import by_gdcm, in_fragments, plain, source
@@ -155,4 +155,4 @@ def test_the_check_says_which_transfer_syntax_cannot_be_read(tmp_path: Path) -> 
 def test_the_docs_list_every_transfer_syntax_that_is_read() -> None:
     page = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `([\d.]+)` \|", page, re.MULTILINE)
-    assert listed == sorted(READ_BY, key=lambda syntax: [int(part) for part in syntax.split(".")])
+    assert listed == sorted(DECODER_BY_SYNTAX, key=lambda syntax: [int(part) for part in syntax.split(".")])
