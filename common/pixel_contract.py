@@ -236,8 +236,8 @@ def _find_nearly_black_sites(forms: Forms, fitting: Forms, terms: PixelTerms) ->
         problem = "its images are nearly black where 255 is white, and those of other sites are not."
         remedy = f"This line under [data] in site.toml of {site} says which value is white (of DICOM files, window "
         remedy += f"does):\n    {format_setting('value_range', [0, form.white_of_dark])}\nThe coordinator writes "
-        remedy += f'{SITE_SPECIFIC_KEY} = ["value_range"] under [pixels] of the experiment, because the files of other sites have '
-        remedy += "another range. If the images are that dark, write value_range = [0, 255]."
+        remedy += f'{SITE_SPECIFIC_KEY} = ["value_range"] under [pixels] of the experiment, because the files of '
+        remedy += "other sites have another range. If the images are that dark, write value_range = [0, 255]."
         faults.append(Fault(f"site.toml of {site}: data.value_range", problem, remedy, site))
     return faults
 

@@ -16,7 +16,7 @@ from polyclinic.server.reporting.page import write_template_page
 from polyclinic.server.reporting.run_figures import make_round_axis
 from polyclinic.studies import claims
 from polyclinic.studies.claims import format_markdown_table, format_mean_and_sd, format_p_value
-from polyclinic.studies.comparison import NO_BETTER_ROUND
+from polyclinic.studies.comparison import NO_BETTER_ROUND_SENTENCE
 from polyclinic.studies.comparison_report import TEMPLATES
 from polyclinic.studies.statistics import FEWEST_SEEDS
 from polyclinic.studies.study_results import AccuracyCurve, OurAndPaperNumber, StudyResult, TableResult
@@ -110,7 +110,7 @@ def describe_untrained_results(table: TableResult) -> str:
         return ""
     named = [method + (f", {setting}" if setting else "") for method, setting, _ in table.untrained]
     runs = format_count_with_noun(sum(count for *_, count in table.untrained), "run")
-    return f"In {runs} {NO_BETTER_ROUND}, and the initial model is tested: {'; '.join(named)}."
+    return f"In {runs} {NO_BETTER_ROUND_SENTENCE}, and the initial model is tested: {'; '.join(named)}."
 
 
 def _format_table_as_markdown(table: TableResult) -> str:

@@ -51,7 +51,7 @@ from polyclinic.data.images.reading import is_grey_picture
 from polyclinic.data.images.syntaxes import get_transfer_syntax_name, is_transfer_syntax_readable
 from polyclinic.data.images.volume_header import VolumeHeader
 from polyclinic.data.images.volume_notes import describe_decoded_volumes, list_volume_notes
-from polyclinic.data.tables.cells import NO_WORDS, count_uncertain_blank_cells
+from polyclinic.data.tables.cells import NO_LABEL_WORDS, count_uncertain_blank_cells
 from polyclinic.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
 
 FEWEST_PATIENTS = 10
@@ -355,7 +355,7 @@ def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> li
     smallest, spec = max(FEWEST_PATIENTS, settings.file.policy.smallest_count), settings.file.data
     cells: dict[str, tuple[int, int]] = {}
     if isinstance(spec, LabelColumnsSpec | ChexpertDatasetSpec | MimicDatasetSpec):  # tables with one column a class
-        words = spec.label_words if isinstance(spec, LabelColumnsSpec) else NO_WORDS
+        words = spec.label_words if isinstance(spec, LabelColumnsSpec) else NO_LABEL_WORDS
         cells = count_uncertain_blank_cells(settings.folder / spec.labels, source.class_names, words, spec.largest_mb)
     rows = []
     for name in list_annotated_columns(source.class_names, settings.labels, settings.synonyms):

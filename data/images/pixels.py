@@ -221,7 +221,7 @@ def _view_as_tensor(array: NDArray[Any]) -> Tensor:
 
 
 def select_input_rows(inputs: Tensor | ImageTensors, rows: NDArray[np.intp]) -> Tensor | ImageTensors:
-    """Return the network inputs (images or features) with these indices, in the given order, without copying pictures."""
+    """Return the network inputs (images or features) with these indices, in the given order; pictures are no copies."""
     if isinstance(inputs, Tensor):
         return inputs[torch.from_numpy(rows).to(inputs.device)]
     index = torch.from_numpy(rows).to(inputs.index_tensor_device)

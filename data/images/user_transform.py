@@ -1,8 +1,8 @@
 """Call a user's transform of training images, with a batch or image by image, and with seeded random generators.
 
 A transform is called as ``transform(images, generator)`` with a batch if it requires two arguments, or if its second
-parameter is named ``generator`` or ``rng``. Any other transform, such as one of MONAI or torchvision, is called with one
-image ``(channels, height, width)`` at a time. All other generators that the transform uses are seeded before each call.
+parameter is named ``generator`` or ``rng``. Any other transform, such as one of MONAI or torchvision, is called with
+one image ``(channels, height, width)`` at a time. All other generators that it uses are seeded before each call.
 """
 
 import inspect

@@ -172,7 +172,7 @@ class PhantomScene:
 def _render_phantom_images(
     findings: NDArray[np.float32], anatomy: PhantomAnatomy, size: int, random: RandomGenerator
 ) -> NDArray[np.uint8]:
-    """Render a batch of images: body, lungs, lung findings, bones, heart, nodules, effusion, device, exposure, noise."""
+    """Render a batch of images: body, lungs, lung findings, bones, heart, nodules, effusion, device and noise."""
     count = len(findings)
     has = {name: findings[:, column].reshape(-1, 1, 1) for column, name in enumerate(PHANTOM_CLASSES)}
 

@@ -178,7 +178,7 @@ def _find_unmasked_collection_faults(loaded: Mapping[str, DatasetSplits]) -> lis
 
 
 def _set_image_size(own: CollectionSpec, spec: CollectionsDatasetSpec) -> CollectionSpec:
-    """Return the settings of a collection with the image size, and for volumes spacing and window, of the joined data."""
+    """Return the settings of a collection, with the image size (and for volumes spacing, window) of the joined data."""
     update: dict[str, object] = {"image_size": spec.image_size}
     if not isinstance(spec.image_size, int):
         update |= {"spacing": spec.spacing, "window": spec.window}

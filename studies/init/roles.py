@@ -17,12 +17,12 @@ from polyclinic.data.tables.cells import interpret_label_cell, is_placeholder_fi
 from polyclinic.data.tables.columns import (
     FINDING_HEADINGS,
     HOSPITAL_HEADINGS,
+    MIN_SENTENCE_WORDS,
     NO_FINDING_HEADINGS,
     NO_FINDING_WORDS,
     PATIENT_HEADINGS,
     READER_HEADINGS,
     SPLIT_HEADINGS,
-    TEXT_WORDS,
     contains_picture_endings,
     contains_repeated_words,
     describe_some_cells,
@@ -585,7 +585,7 @@ def _choose_separator(column: CsvColumn) -> str:
 
 
 def _refuse_sentences(name: str, names: Sequence[str]) -> None:
-    long = [text for text in names if len(text.split()) >= TEXT_WORDS]
+    long = [text for text in names if len(text.split()) >= MIN_SENTENCE_WORDS]
     if 2 * len(long) > len(names):
         problem = f'column "{name}" holds texts ("{shorten_cell(long[0])}"), and no names of findings.'
         remedy = "Write the findings of each image in a column of their own: names with | between them, or 1 and 0."

@@ -279,7 +279,7 @@ import sys, time
 from pathlib import Path
 from polyclinic.data.images import pixel_cache, store
 from polyclinic.data.images.reading import DecodedImageFormat
-store.SMALL_BYTES, store.MIN_FILE_AGE_S, pixel_cache.FLUSH_INTERVAL_S = 0, 0.0, 0.05
+store.CACHE_THRESHOLD_BYTES, store.MIN_FILE_AGE_S, pixel_cache.FLUSH_INTERVAL_S = 0, 0.0, 0.05
 files, count = sorted(Path(sys.argv[1]).iterdir()), 0
 def read(row):
     global count
