@@ -15,7 +15,7 @@ from polyclinic.common.system.plain_text import (
 )
 from polyclinic.server.runs.reader import Measure
 from polyclinic.studies.comparison import ENSEMBLE, MeanAndSd, MethodComparison, MethodResult, SiteGain, Subset
-from polyclinic.studies.statistics import ALPHA, FEWEST_SEEDS, PairedTest
+from polyclinic.studies.statistics import ALPHA, MIN_SEEDS, PairedTest
 
 Standing = Literal["better", "worse", "not distinguishable", "too few seeds", "not tested"]
 STANDINGS: tuple[Standing, ...] = get_args(Standing)
@@ -23,7 +23,7 @@ _PHRASES: Mapping[Standing, str] = {
     "better": "is better than",
     "worse": "is worse than",
     "not distinguishable": "is not distinguishable from",
-    "too few seeds": f"has fewer than the {FEWEST_SEEDS} seeds that a verdict needs, against",
+    "too few seeds": f"has fewer than the {MIN_SEEDS} seeds that a verdict needs, against",
     "not tested": "could not be tested against",
 }
 LARGE_DIFFERENCE = 0.05
@@ -91,7 +91,7 @@ def judge_test_outcome(test: PairedTest) -> Standing:
     """
     if test.holm_p is None or test.mean_difference is None or test.interval is None:
         return "not tested"
-    if test.seeds < FEWEST_SEEDS:
+    if test.seeds < MIN_SEEDS:
         return "too few seeds"
     if test.holm_p >= ALPHA or compare_interval_with_zero(test.interval) == "open":
         return "not distinguishable"
@@ -100,17 +100,17 @@ def judge_test_outcome(test: PairedTest) -> Standing:
 
 def get_reported_p(test: PairedTest) -> float | None:
     """Return the p-value after Holm's correction; None without a test, or with too few seeds for a verdict."""
-    return test.holm_p if test.seeds >= FEWEST_SEEDS else None
+    return test.holm_p if test.seeds >= MIN_SEEDS else None
 
 
 def explain_missing_p(test: PairedTest) -> str:
     """Return the reason why no p-value is reported; empty if there is one."""
     if test.holm_p is None:
         return test.reason
-    if test.seeds >= FEWEST_SEEDS:
+    if test.seeds >= MIN_SEEDS:
         return ""
     seeds = format_count_with_noun(test.seeds, "seed")
-    return f"no p-value with {seeds}: one more training could reverse the difference, so a verdict needs {FEWEST_SEEDS}"
+    return f"no p-value with {seeds}: one more training could reverse the difference, so a verdict needs {MIN_SEEDS}"
 
 
 def describe_what_p_tests(comparison: MethodComparison) -> str:
@@ -263,13 +263,13 @@ def _describe_method_site_gains(other: str, gains: Sequence[SiteGain]) -> str:
                 who = f"The only site {verb}" if len(compared) == 1 else f"All {len(compared)} sites {plural}"
             parts.append(f"{who} {against}: {_format_site_gains(winners)}.")
     undecided = [gain for gain in compared if gain.verdict == "open"]
-    if enough := [gain for gain in undecided if len(gain.seeds) >= FEWEST_SEEDS]:
+    if enough := [gain for gain in undecided if len(gain.seeds) >= MIN_SEEDS]:
         parts.append(
             f"Not distinguishable from {other} at {format_count_with_noun(len(enough), 'site')}: "
             f"{_format_site_gains(enough)}."
         )
-    if few := [gain for gain in undecided if len(gain.seeds) < FEWEST_SEEDS]:
-        need = f"with too few seeds for a verdict, which needs {FEWEST_SEEDS}"
+    if few := [gain for gain in undecided if len(gain.seeds) < MIN_SEEDS]:
+        need = f"with too few seeds for a verdict, which needs {MIN_SEEDS}"
         parts.append(f"Beside {other}, {need}: {_format_site_gains(few)}.")
     return " ".join([*parts, f"Not compared: {left_out}."] if left_out else parts)
 

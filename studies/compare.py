@@ -142,7 +142,7 @@ def run_demo(out: Path, backend: str | None, console: Console) -> None:
     from polyclinic.server.simulation.simulate import simulate
     from polyclinic.studies.comparison import compare_methods, write_comparison
     from polyclinic.studies.comparison_report import write_comparison_report
-    from polyclinic.studies.statistics import FEWEST_SEEDS
+    from polyclinic.studies.statistics import MIN_SEEDS
 
     raise_faults(find_demo_folder_faults(out))
     shutil.rmtree(out, ignore_errors=True)
@@ -164,6 +164,6 @@ def run_demo(out: Path, backend: str | None, console: Console) -> None:
     surgical, vanilla = (format_value_with_error(headline.mean) for headline in headlines)
     console.print(
         f"On findings that one hospital alone annotates: mean AUROC {surgical} with surgical aggregation, {vanilla}"
-        f" with vanilla FL, which takes missing labels as negative. One seed: a verdict needs {FEWEST_SEEDS}."
+        f" with vanilla FL, which takes missing labels as negative. One seed: a verdict needs {MIN_SEEDS}."
     )
     console.print(f"Report: {report}", soft_wrap=True)

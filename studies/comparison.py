@@ -43,7 +43,7 @@ from polyclinic.server.reporting.run_claims import (
 from polyclinic.server.runs.reader import SINGLE_CLASS_MEASURES, Measure, RunFolderContent, RunSummary
 from polyclinic.studies.statistics import (
     ALPHA,
-    FEWEST_SEEDS,
+    MIN_SEEDS,
     PairedTest,
     Scores,
     are_differences_equal,
@@ -638,7 +638,7 @@ def _compute_site_gain(site: str, other: str, of_reference: Seeds, of_other: See
         return SiteGain(site, other, reason=reasons[0] if reasons else "no seed in common")
     means = np.array([np.mean(list(aurocs.values()), axis=0) for aurocs in pairs.values()])  # (seeds, 2)
     gains = means[:, 0] - means[:, 1]
-    tested = len(gains) >= FEWEST_SEEDS and not are_differences_equal(gains)
+    tested = len(gains) >= MIN_SEEDS and not are_differences_equal(gains)
     classes = tuple(dict.fromkeys(name for aurocs in pairs.values() for name in aurocs))
     by_class = [[aurocs[name] for aurocs in pairs.values() if name in aurocs] for name in classes]
     return SiteGain(
