@@ -23,7 +23,7 @@ from polyclinic.common.config import read_experiment
 from polyclinic.common.metrics.auroc import compute_mean_auroc
 from polyclinic.common.simulation import load_undivided_data
 from polyclinic.server.simulation.simulate import simulate
-from polyclinic.studies.compare import DEMO
+from polyclinic.studies.compare import DEMO_EXPERIMENT
 
 WITHOUT_NORMS = ("model.norm=group", "evaluation.checkpoint=last")
 NOISE = (*WITHOUT_NORMS, "privacy.level=patient", "privacy.epsilon=8")
@@ -38,7 +38,7 @@ ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
 def auroc(level: str, overrides: tuple[str, ...]) -> float:
     """One run's mean AUROC over the demo's classes, on all of its test images."""
     with tempfile.TemporaryDirectory() as name:
-        file = read_experiment(DEMO, [*overrides, "simulation.backend=inline"])
+        file = read_experiment(DEMO_EXPERIMENT, [*overrides, "simulation.backend=inline"])
         policy = SitePolicy.model_validate({"level": level})
         with (
             patch("polyclinic.client.simulation.SIMULATED_SITE_POLICY", policy),

@@ -34,7 +34,7 @@ from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.masks import LazyMasks, MaskSet
 from polyclinic.data.base.spec import AugmentationSpec, PictureRenderingOptions
 from polyclinic.data.images import store
-from polyclinic.data.images.pixel_cache import SETTLED_S, PixelCache
+from polyclinic.data.images.pixel_cache import MIN_FILE_AGE_S, PixelCache
 from polyclinic.data.images.pixels import load_pixels_on_device
 from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.data.tables.files import LazyPicturePaths
@@ -129,8 +129,8 @@ def compare_decoding(count: int, stored_side: int, side: int, *, has_masks: bool
         folder = Path(name)
         files = write_volumes(folder, count, stored_side)
         masks = write_masks(folder, count, stored_side) if has_masks else []
-        time.sleep(SETTLED_S + 0.5)  # younger files are hashed again
-        store.SMALL_BYTES = 0
+        time.sleep(MIN_FILE_AGE_S + 0.5)  # younger files are hashed again
+        store.CACHE_THRESHOLD_BYTES = 0
 
         def read_all_by_nibabel() -> None:
             for file in (*files, *masks):

@@ -18,7 +18,7 @@ from polyclinic.common.errors import Fault
 from polyclinic.common.pixel_contract import PixelTerms
 from polyclinic.common.system.terminal import fold_long_words
 from polyclinic.common.wire.versions import WIRE_VERSION
-from polyclinic.data.base.pixel_form import OWN, PixelForm, format_setting
+from polyclinic.data.base.pixel_form import SITE_SPECIFIC_KEY, PixelForm, format_setting
 from polyclinic.data.base.spec import format_image_size
 
 PointName = Literal["words", "pixels", "sizes", "counts", "level", "release"]
@@ -98,7 +98,7 @@ def _describe_pixels(form: PixelForm | None) -> str:
 
 def _describe_pixel_terms(terms: PixelTerms) -> str:
     """Return a run's pixel settings as text, without the image size; empty if the run leaves all to the sites."""
-    stated = {key: value for key, value in terms.table.items() if key not in (OWN, "image_size")}
+    stated = {key: value for key, value in terms.table.items() if key not in (SITE_SPECIFIC_KEY, "image_size")}
     if "color" not in stated and terms.channels == 3 and isinstance(terms.image_size, int):
         stated["color"] = True
     return ", ".join(format_setting(key, value) for key, value in sorted(stated.items()))

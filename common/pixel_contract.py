@@ -15,7 +15,7 @@ from typing import Any
 
 from polyclinic.common.config import HospitalPlan
 from polyclinic.common.errors import Fault
-from polyclinic.data.base.pixel_form import KEYS, OWN, RENDERING_KEYS, PixelForm, format_setting
+from polyclinic.data.base.pixel_form import PIXEL_KEYS, RENDERING_KEYS, SITE_SPECIFIC_KEY, PixelForm, format_setting
 from polyclinic.data.base.spec import VolumeSize, describe_sides, format_image_size
 
 Forms = Sequence[tuple[str, PixelForm]]
@@ -195,8 +195,8 @@ def agree_on_pixels(forms: Forms, terms: PixelTerms) -> PixelForm | None:
 
 def _choose_run_values(forms: Forms, terms: PixelTerms) -> dict[str, _RunValue]:
     """Return key -> the run's value, for each key with a meaning for a site, except keys that are left to each site."""
-    extra = sorted({key for _, form in forms for key in form.rendering} - set(KEYS))  # of a newer release
-    keys = [key for key in (*KEYS, *extra) if key not in terms.table.get(OWN, ())]
+    extra = sorted({key for _, form in forms for key in form.rendering} - set(PIXEL_KEYS))  # of a newer release
+    keys = [key for key in (*PIXEL_KEYS, *extra) if key not in terms.table.get(SITE_SPECIFIC_KEY, ())]
     stated = {key: value for key in keys if (value := terms.find_stated_value(key)) is not None}
     voters = list(forms)
     for key, run in stated.items():
@@ -241,8 +241,8 @@ def _find_nearly_black_sites(forms: Forms, fitting: Forms, terms: PixelTerms) ->
         problem = "its images are nearly black where 255 is white, and those of other sites are not."
         remedy = f"This line under [data] in site.toml of {site} says which value is white (of DICOM files, window "
         remedy += f"does):\n    {format_setting('value_range', [0, form.white_of_dark])}\nThe coordinator writes "
-        remedy += f'{OWN} = ["value_range"] under [pixels] of the experiment, because the files of other sites have '
-        remedy += "another range. If the images are that dark, write value_range = [0, 255]."
+        remedy += f'{SITE_SPECIFIC_KEY} = ["value_range"] under [pixels] of the experiment, because the files of '
+        remedy += "other sites have another range. If the images are that dark, write value_range = [0, 255]."
         faults.append(Fault(f"site.toml of {site}: data.value_range", problem, remedy, site))
     return faults
 
@@ -290,6 +290,6 @@ def _make_pixel_fault(site: str, form: PixelForm, key: str, run: _RunValue) -> F
         remedy += "\nIf grey is meant at all hospitals, the coordinator writes color = false under [pixels] of the "
         remedy += "experiment."
     elif key in RENDERING_KEYS:
-        remedy += f'\nIf its files differ, and this is right for them, the coordinator writes {OWN} = ["{key}"] under '
-        remedy += "[pixels] of the experiment."
+        remedy += "\nIf its files differ, and this is right for them, the coordinator writes "
+        remedy += f'{SITE_SPECIFIC_KEY} = ["{key}"] under [pixels] of the experiment.'
     return Fault(f"site.toml of {site}: data.{key}", problem, remedy, site)

@@ -1,4 +1,4 @@
-"""Which hosts a data set talks to, and what is sent to them; nothing here opens a connection."""
+"""List the hosts to which a data set connects, and the data that are sent to them, without opening a connection."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,21 +9,22 @@ from polyclinic.common.system.plain_text import make_printable_line
 from polyclinic.data.base.spec import DataSpec, DicomwebDatasetSpec, make_search_use
 from polyclinic.data.tables.csv import read_csv_table
 
-_LONGEST_ACCESSION = 16
-"""Most characters of an AccessionNumber in the DICOM standard (VR SH)."""
-_SAMPLES, _LONGEST_SAMPLE = 3, 24
+_MAX_ACCESSION_CHARACTERS = 16
+"""Maximum length of an AccessionNumber in the DICOM standard (VR SH)."""
+_MAX_SAMPLES = 3
+_MAX_SAMPLE_CHARACTERS = 24
 
 
 @dataclass(frozen=True)
 class OutboundConnection:
-    """A host that a program will talk to, for the person who is asked.
+    """A host to which a program will connect, described for the user who must agree.
 
     Attributes:
-        use: The host and what it is sent, as it is permitted (:mod:`polyclinic.common.hosts`).
-        address: The address, as the person reads it.
-        where: The key or option that names it.
-        sent: What is sent there; each a phrase.
-        asks: False if the person who runs the program has named the host himself, and no file did.
+        use: The host and the data that are sent to it, in the form for permissions (:mod:`polyclinic.common.hosts`).
+        address: The address to show to the user.
+        where: The configuration key or command-line option that names the host.
+        sent: Phrases that describe the data that are sent to the host.
+        asks: True if the user must agree; False if the user named the host on the command line.
     """
 
     use: HostUse
@@ -38,9 +39,10 @@ class OutboundConnection:
         return self.use.host
 
     def describe(self) -> list[str]:
-        """Return lines for a person: the host, and below it what is sent there.
+        """Return lines of text: the address of the host, and below it the data that are sent to it.
 
-        Paths and addresses are the author's words: a line feed in one must not make a line of its own.
+        Paths and addresses come from a file of another author. Line feeds in them are replaced, so that they cannot
+        add a line.
         """
         lines = (f"{self.address} ({self.where})", *(f"    is sent {phrase}" for phrase in self.sent))
         return [make_printable_line(line) for line in lines]
@@ -49,15 +51,15 @@ class OutboundConnection:
 def list_dataset_connections(
     spec: DataSpec | None, base: Path, secrets_path: Path, *, section: str = "data", samples: bool = False
 ) -> list[OutboundConnection]:
-    """Return the hosts that a data set talks to when it is loaded; empty for files on this machine.
+    """Return the hosts to which a data set connects when it is loaded; empty for files on this machine.
 
-    What a data set plug-in does is not in it: it is a program that the user has installed.
+    Connections of a data set plug-in are not listed, because a plug-in is a program that the user has installed.
 
     Args:
         base: The folder to which paths in ``spec`` are relative.
         secrets_path: The user's file of secrets.
-        section: The table of the file that holds ``spec``.
-        samples: Show some of the values that are sent: only for a terminal, because a log keeps them.
+        section: The section of the configuration file that holds ``spec``.
+        samples: Show some of the values that are sent; only for a terminal, because a log would store them.
 
     Raises:
         BadInput: If the file of secrets has a fault.
@@ -85,9 +87,11 @@ def _describe_searches(spec: DicomwebDatasetSpec, base: Path, *, samples: bool) 
     values = [cell for cell in dict.fromkeys(cells) if cell]
     phrase += f", {len(values):,} in all"
     if samples and values:
-        phrase += ": " + ", ".join(make_printable_line(value, _LONGEST_SAMPLE) for value in values[:_SAMPLES])
-        phrase += ", ..." if len(values) > _SAMPLES else ""
-    odd = [value for value in values if len(value) > _LONGEST_ACCESSION or set(value) & set(" ,^")]
+        phrase += ": " + ", ".join(
+            make_printable_line(value, _MAX_SAMPLE_CHARACTERS) for value in values[:_MAX_SAMPLES]
+        )
+        phrase += ", ..." if len(values) > _MAX_SAMPLES else ""
+    odd = [value for value in values if len(value) > _MAX_ACCESSION_CHARACTERS or set(value) & set(" ,^")]
     if odd and spec.study_column is None and spec.accession_column is not None:
         phrase += f" ({len(odd):,} of them are longer than an AccessionNumber, or have spaces or commas as names do)"
     return phrase

@@ -1,4 +1,4 @@
-"""Check and load the data set of a configuration file; all faults that are cheap to find are reported first."""
+"""Check and load the data set of a configuration file; faults that are cheap to find are reported first."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -40,8 +40,9 @@ from polyclinic.data.sources.plugin import find_plugin_installation_faults, load
 from polyclinic.data.tables.labels import LabelTable, decode_table_pictures, open_folder_label_table
 from polyclinic.data.tables.presets import open_chexpert_table, open_mimic_table, open_nih_table
 
-_opened: dict[tuple[str, Path], Any] = {}
-"""The last table, or npz file without images, that :func:`find_dataset_faults` has read, for :func:`load_dataset`."""
+_checked_data: dict[tuple[str, Path], Any] = {}
+"""The last label table, or npz file without images, that :func:`find_dataset_faults` has read; :func:`load_dataset`
+reuses it."""
 
 
 def find_dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
@@ -71,8 +72,8 @@ def find_dataset_faults(spec: DataSpec, base: Path) -> list[Fault]:
                 opened = open_label_table(spec, base)
     except BadInput as bad:
         return list(bad.faults)
-    _opened.clear()
-    _opened[spec.model_dump_json(), base] = opened
+    _checked_data.clear()
+    _checked_data[spec.model_dump_json(), base] = opened
     return []
 
 
@@ -81,7 +82,7 @@ def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = MEMORY_S
 
     Args:
         base: The folder to which paths in ``spec`` are relative.
-        store: Where decoded pictures are stored, and the number of decoding threads.
+        store: Settings for storing decoded pictures.
 
     Raises:
         BadInput: If a check fails, or too many images are unreadable.
@@ -90,7 +91,7 @@ def load_dataset(spec: DataSpec, base: Path, store: DecodedImageStore = MEMORY_S
 
 
 def _load_dataset_of_kind(spec: DataSpec, base: Path, store: DecodedImageStore) -> DatasetSplits:
-    opened = _opened.pop((spec.model_dump_json(), base), None)
+    opened = _checked_data.pop((spec.model_dump_json(), base), None)
     match spec:
         case NpzDatasetSpec():
             return load_npz_dataset(spec, base, store, opened)
@@ -138,13 +139,13 @@ def open_label_table(
             return open_mimic_table(spec, base)
 
 
-_KEYS = "|".join(
+_DATA_KEYS_PATTERN = "|".join(
     sorted({*FolderDatasetSpec.model_fields, *DicomwebDatasetSpec.model_fields, *NpzDatasetSpec.model_fields})
 )
-_KEY_OF_DATA = re.compile(rf"\bdata\.(?=(?:{_KEYS})\b(?!\.))")
-"""The beginning of a key in ``[data]``, but not that of a file such as ``data.csv``."""
-EXTERNAL_TEST = "external_test"
-"""The section of an experiment with test images from elsewhere, which no site has and which choose nothing."""
+_DATA_SECTION_PREFIX = re.compile(rf"\bdata\.(?=(?:{_DATA_KEYS_PATTERN})\b(?!\.))")
+"""Matches ``data.`` at the beginning of a key such as ``data.labels``, but not in a file name such as ``data.csv``."""
+EXTERNAL_TEST_SECTION = "external_test"
+"""Section of an experiment with test images that belong to no site; no decision is based on them."""
 
 
 def find_external_test_faults(spec: DataSpec | None, base: Path) -> list[Fault]:
@@ -188,7 +189,7 @@ def load_external_test_images(
 
 
 def refuse_test_set_without_model_class(
-    images: ImageSet, class_names: Sequence[str], where: str = EXTERNAL_TEST, whose: str = "the sites label"
+    images: ImageSet, class_names: Sequence[str], where: str = EXTERNAL_TEST_SECTION, whose: str = "the sites label"
 ) -> None:
     """Raise an error if the test images have no class in common with the model.
 
@@ -197,7 +198,7 @@ def refuse_test_set_without_model_class(
         whose: Describes who labels ``class_names``, for the error message.
 
     Raises:
-        BadInput: With the classes of both.
+        BadInput: With the classes of the images and of the model.
     """
     if not set(images.class_names) & set(class_names):
         near = [hint for name in images.class_names if (hint := suggest_nearest_name(name, class_names))]
@@ -209,7 +210,9 @@ def _rename_data_section_in_faults(faults: Iterable[Fault]) -> list[Fault]:
     """Return the faults with section ``data`` renamed to ``external_test`` in their keys, problems and remedies."""
     renamed = list[Fault]()
     for fault in faults:
-        problem, remedy = (_KEY_OF_DATA.sub(f"{EXTERNAL_TEST}.", text) for text in (fault.problem, fault.remedy))
-        where = f"{EXTERNAL_TEST}.{fault.where.removeprefix('data.')}"
+        problem, remedy = (
+            _DATA_SECTION_PREFIX.sub(f"{EXTERNAL_TEST_SECTION}.", text) for text in (fault.problem, fault.remedy)
+        )
+        where = f"{EXTERNAL_TEST_SECTION}.{fault.where.removeprefix('data.')}"
         renamed.append(replace(fault, where=where, problem=problem, remedy=remedy))
     return renamed

@@ -26,7 +26,7 @@ from polyclinic.common.plugins import (
     is_local_plugin_name,
     register_local_plugin,
 )
-from polyclinic.data.sources.plugin import GIVEN_IMAGES, DatasetPlugin, LabelledImages, MapStyleDataset
+from polyclinic.data.sources.plugin import GIVEN_IMAGES_ATTRIBUTE, DatasetPlugin, LabelledImages, MapStyleDataset
 
 if TYPE_CHECKING:
     import torch
@@ -196,7 +196,7 @@ def wrap_as_dataset_plugin(images: CustomDataset) -> DatasetPlugin:
     def dataset(folder: Path, options: Mapping[str, Any]) -> LabelledImages | Mapping[str, LabelledImages]:
         return wrapped
 
-    setattr(dataset, GIVEN_IMAGES, wrapped)
+    setattr(dataset, GIVEN_IMAGES_ATTRIBUTE, wrapped)
     dataset.__name__ = name
     return dataset
 

@@ -1,1 +1,1 @@
-"""The researcher's program ``flwr-sim``, and runs compared with one another: comparisons, studies, the benchmark."""
+"""The program ``flwr-sim`` for researchers, and comparisons of runs: of methods, in studies and in the benchmark."""

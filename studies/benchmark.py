@@ -1,4 +1,4 @@
-"""The command ``flwr-sim benchmark``: it adds the missing runs to the results file, and writes the page."""
+"""The command ``flwr-sim benchmark``, which runs the missing runs, adds them to the results file and writes a page."""
 
 import math
 import shutil
@@ -50,9 +50,9 @@ class BenchmarkOptions:
         form: Name of the variant, such as ``small``.
         results: The file of finished runs.
         out: Folder for the page.
-        workers: Number of runs at a time.
-        minutes: Time after which no run begins; None for no limit. 0 only writes the page.
-        again: True to repeat finished runs of another version of the code.
+        workers: Number of runs at the same time.
+        minutes: Time after which no run is started; None for no limit. 0 only writes the page.
+        again: True to repeat finished runs that another version of the code made.
         row: Method to compare with all rows of the variant; empty for none.
         row_settings: Overrides for the runs of ``row``.
         published: File of finished runs that is only read; None for none.
@@ -85,19 +85,19 @@ class BenchmarkOptions:
         return plan.add_method(self.row, self.row_settings)[1]
 
     def read_finished_runs(self) -> dict[str, RunResultLine]:
-        """Return the finished runs of both files by their key; the user's own count where both have one."""
+        """Return key -> finished run, from both files; the user's file takes precedence."""
         return {**self.read_published_runs(), **read_result_lines(self.results)}
 
     def read_published_runs(self) -> dict[str, RunResultLine]:
-        """Return the finished runs of the file that is only read, by their key."""
+        """Return key -> finished run, from the file ``published``; empty without such a file."""
         return read_result_lines(self.published) if self.published else {}
 
 
 def list_benchmark_experiments(options: BenchmarkOptions) -> list[ExperimentFile]:
-    """Return all planned runs of a benchmark, but for their rates and seeds.
+    """Return an experiment file for each combination of settings in a benchmark; learning rates and seeds are examples.
 
-    The runs that choose learning rates are those of another variant, with overrides of its own. A run with faults is
-    left out, because it is reported before it begins.
+    They include the runs that choose learning rates, which may belong to another variant with other overrides. A run
+    with faults is left out, because its faults are reported elsewhere.
     """
     plan, files = options.read_plan(), list[ExperimentFile]()
     for run in plan.iterate_runs_of_all_settings():
@@ -107,7 +107,7 @@ def list_benchmark_experiments(options: BenchmarkOptions) -> list[ExperimentFile
 
 
 def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResult:
-    """Run the missing runs as far as the time allows; write ``benchmark.md`` and ``report.html`` into ``options.out``.
+    """Run missing runs until the time limit; write ``benchmark.md`` and ``report.html`` into ``options.out``.
 
     Raises:
         BadInput: With the faults of the benchmark's files, or if another process writes the same results file.
@@ -116,7 +116,7 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
     until = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     plan, failures = options.read_plan(), list[str]()
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.minutes == 0:  # also while another process is at work
+    if options.minutes == 0:  # allowed even while another process writes the results file
         result = write_benchmark_pages(plan, options)
     else:
         options.results.parent.mkdir(parents=True, exist_ok=True)
@@ -140,12 +140,12 @@ def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResul
 def _run_missing_runs(
     plan: BenchmarkVariantPlan, options: BenchmarkOptions, until: float, console: Console
 ) -> list[str]:
-    """Run the runs that have no line in the results file; return the reason of each failure.
+    """Run the runs that have no line in the results file; return the reason for each failure.
 
-    Data sets follow one another: first the runs that choose learning rates, then block by block, seed by seed.
+    For each data set in turn, first the runs that choose learning rates are run, then block by block, seed by seed.
 
     Args:
-        until: Time on the monotonic clock after which no run begins.
+        until: Time on the monotonic clock after which no run is started.
     """
     failures: list[str] = []
     scratch = Path(tempfile.mkdtemp(prefix="polyclinic-benchmark-"))
@@ -191,7 +191,7 @@ def _run_missing_runs(
                 tuning = list_tuning_runs(plan, data, {})
                 run_unfinished_runs(tuning)
                 lines = options.read_finished_runs()
-                # A rate at an end of those tried asks for the next one, until none does.
+                # While the best rate of a method is the smallest or largest that was tried, try the next one.
                 while wider := list_further_runs(tuning, list_tuning_runs(plan, data, lines)):
                     tuning += wider
                     run_unfinished_runs(wider)
@@ -244,10 +244,10 @@ def read_benchmark_result(folder: Path, form: str, results: Path) -> BenchmarkRe
 
 
 def group_results_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> dict[str, RunResultLine]:
-    """Return finished runs by the text ``"PATTERN KEY"``: label pattern, and key of the line in the results file.
+    """Return ``"PATTERN KEY"`` -> finished run; the parts are the label pattern and the key in the results file.
 
-    A run appears once for each label pattern that leads to its settings. Several patterns may lead to the same
-    settings, for example for a method with all labels at all sites.
+    A run appears once for each label pattern that has its settings. Several patterns may have the same settings, for
+    example for a method with all labels at all sites.
     """
     return {
         f"{run.pattern} {run.results_key}": lines[run.results_key].model_copy(update={"pattern": run.pattern})
@@ -259,10 +259,10 @@ def group_results_by_block(plan: BenchmarkVariantPlan, lines: Mapping[str, RunRe
 def list_planned_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine]) -> Iterator[PlannedRun]:
     """Yield, for each data set, the runs that choose learning rates, then the runs with the chosen rates.
 
-    A method is left out of the latter until a finished run determines its rate.
+    A method has no runs of the second kind until finished runs determine its learning rate.
 
     Args:
-        lines: The results of finished runs by their key.
+        lines: Key -> result of a finished run.
     """
     for data in plan.list_data_sets():
         tuning = list_tuning_runs(plan, data, lines)
@@ -275,11 +275,11 @@ def list_planned_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultL
 def list_tuning_runs(plan: BenchmarkVariantPlan, data: str, lines: Mapping[str, RunResultLine]) -> list[PlannedRun]:
     """Return the runs that choose learning rates on a data set.
 
-    Where the variant widens its rates, these include the next rate of each method whose best finished one lies at an
-    end of those tried.
+    If the variant has ``widen``, they include a further rate for each method whose best rate is the smallest or the
+    largest that was tried.
 
     Args:
-        lines: The results of finished runs by their key.
+        lines: Key -> result of a finished run.
     """
     runs = list(plan.iterate_tuning_runs(data))
     if not plan.form.widen:
@@ -298,7 +298,7 @@ def list_tuning_runs(plan: BenchmarkVariantPlan, data: str, lines: Mapping[str, 
 
 
 def list_further_runs(runs: Iterable[PlannedRun], longer: Iterable[PlannedRun]) -> list[PlannedRun]:
-    """Return the runs of the longer list that the other one does not have."""
+    """Return the runs in ``longer`` that are not in ``runs``."""
     keys = {run.results_key for run in runs}
     return [run for run in longer if run.results_key not in keys]
 
@@ -306,15 +306,15 @@ def list_further_runs(runs: Iterable[PlannedRun], longer: Iterable[PlannedRun]) 
 def choose_rates_of_runs(
     tuning: Iterable[PlannedRun], lines: Mapping[str, RunResultLine], data: str
 ) -> dict[str, float]:
-    """Return method -> learning rate that the finished ones of the tuning runs choose on a data set."""
+    """Return method -> learning rate for a data set, chosen from the tuning runs that are finished."""
     return choose_learning_rates([lines[run.results_key] for run in tuning if run.results_key in lines], data)
 
 
 def count_planned_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResultLine] | None = None) -> int:
-    """Return the number of all runs, including those whose learning rate is not chosen yet.
+    """Return the number of all runs, including runs whose learning rate is not chosen yet.
 
     Args:
-        lines: The results of finished runs by their key, which may ask for further learning rates.
+        lines: Key -> result of a finished run; they determine if further learning rates are tried.
     """
     runs = sum(times * len(plan.list_methods_for_data(data)) for data, times, _ in _iterate_run_counts(plan))
     if not plan.form.widen or not lines:
@@ -326,7 +326,7 @@ def count_planned_runs(plan: BenchmarkVariantPlan, lines: Mapping[str, RunResult
 def _iterate_run_counts(plan: BenchmarkVariantPlan) -> Iterator[tuple[str, int, int]]:
     """Yield tuples of a data set, the number of runs of each method on it, and the rounds of a run.
 
-    First come the runs that choose learning rates, then those of each block.
+    The runs that choose learning rates come first, then the runs of each block.
     """
     yield from (
         (data, len(plan.benchmark.learning_rates), plan.rate_tuning_variant.rounds) for data in plan.list_data_sets()
@@ -335,7 +335,7 @@ def _iterate_run_counts(plan: BenchmarkVariantPlan) -> Iterator[tuple[str, int, 
 
 
 def estimate_benchmark_cost(plan: BenchmarkVariantPlan, lines: Sequence[RunResultLine]) -> list[str]:
-    """Estimate the CPU time of the whole variant from finished runs; return it in sentences.
+    """Estimate the CPU time of the whole variant from finished runs; return the estimate as sentences.
 
     The time of a round is the mean over the method's finished runs on the data set or, if there are none, over all
     finished runs.
@@ -370,7 +370,7 @@ def estimate_benchmark_cost(plan: BenchmarkVariantPlan, lines: Sequence[RunResul
 
 
 def print_cost_estimate(options: BenchmarkOptions, console: Console) -> None:
-    """Print the estimated cost of the variant, or of the user's row alone, by the finished runs in the folder's files.
+    """Print the estimated cost of the variant, or of only the user's row, from the finished runs in the folder's files.
 
     Raises:
         BadInput: With the faults of the benchmark's files.

@@ -1,10 +1,10 @@
-"""What methods of the benchmark reach in an equal number of rounds, of training steps and of bytes, and in equal time.
+"""Compare methods of the benchmark at equal numbers of rounds, training steps and bytes, and at equal time.
 
-In a round of averaging all hospitals train at the same time; in a round of passing they train one after another. In a
-round of both, each hospital takes the same training steps, so that equal rounds are equal steps of each hospital. The
-time of a federation is a model with three assumptions: each hospital has a machine of its own, each is connected by a
-link of its own, and the coordinator is not the bottleneck. A hospital receives the model, trains, and sends the model
-back. The time of validation and of the coordinator's sums is left out.
+In a round of averaging, all hospitals train at the same time; in a round of passing, they train one after another. In
+both, each hospital takes the same number of training steps in a round. The time of a round is computed with three
+assumptions: each hospital has its own machine, each has its own network connection, and the coordinator is not the
+bottleneck. A hospital receives the model, trains, and sends the model back. The time for validation and for the
+coordinator's sums is left out.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,8 +18,9 @@ from polyclinic.studies.benchmark_results import BenchmarkResult, BlockResult, R
 from polyclinic.studies.claims import format_markdown_table
 
 EQUAL_ROUNDS = ("published", "busi")
+"""Variants of the benchmark in which all methods have equally many rounds."""
 EQUAL_TIME = ("rounds84", "rounds36", "busi84", "busi36")
-"""Variants of the benchmark with equally many rounds for all methods, and with as many for averaging as time allows."""
+"""Variants in which averaging has about as many rounds as fit into the time of a run of passing."""
 PASSING = ("fedseq", "polyclinic")
 AVERAGING = ("surgical", "partial_loss")
 Block = tuple[str, str]
@@ -40,20 +41,20 @@ class FederationSpeed:
 
 
 GPU, CPU_CORE = FederationSpeed(step_s=0.00263), FederationSpeed(step_s=0.0275)
-"""A step of ``tiny_cnn`` on a GPU (docs/simulation.md), and on a CPU core (docs/results.md: 2.12 s for 77 steps)."""
+"""Speed of ``tiny_cnn`` on a GPU (docs/simulation.md), and on a CPU core (docs/results.md: 2.12 s for 77 steps)."""
 
 
 @dataclass(frozen=True)
 class BlockBudget:
-    """The costs of one block, in means over its seeds.
+    """The costs of one block (a data set with a label pattern), as means over its seeds.
 
     Attributes:
         sites: Number of hospitals.
-        steps: Training steps of the busiest hospital in a round.
-        steps_in_sequence: Training steps of all hospitals in a round.
-        model_megabytes: Bytes of one model on its way, in megabytes.
-        megabytes: Method -> what all hospitals send and receive in a run with the rounds of the form ``published``.
-        rounds: Rounds of that form.
+        steps: Training steps of the hospital with the most steps in a round.
+        steps_in_sequence: Training steps of all hospitals together in a round.
+        model_megabytes: Size of one model in a message, in megabytes.
+        megabytes: Method -> megabytes that all hospitals send and receive in a run of ``rounds`` rounds.
+        rounds: Number of rounds of the runs in ``megabytes``.
     """
 
     sites: int
@@ -64,19 +65,23 @@ class BlockBudget:
     rounds: int
 
     def compute_round_seconds(self, speed: FederationSpeed, *, passing: bool) -> float:
-        """Return the seconds of a round; where the model is passed on, the visits follow one another."""
+        """Return the duration of a round in seconds.
+
+        Args:
+            passing: True if the model is passed on, so that the hospitals train one after another.
+        """
         visit_s = 2 * 8 * self.model_megabytes / speed.megabits_per_s
         if passing:
             return self.sites * visit_s + self.steps_in_sequence * speed.step_s
         return visit_s + self.steps * speed.step_s
 
     def count_rounds_in_equal_time(self, speed: FederationSpeed) -> float:
-        """Return the rounds of averaging that take as long as a run of passing."""
+        """Return the number of rounds of averaging that take as long as a run of passing."""
         passing, averaging = (self.compute_round_seconds(speed, passing=passing) for passing in (True, False))
         return self.rounds * passing / averaging
 
     def count_rounds_of_equal_bytes(self) -> float:
-        """Return the rounds of averaging that send as many bytes as a run of passing."""
+        """Return the number of rounds of averaging that send as many bytes as a run of passing."""
         passing, averaging = (
             float(np.mean([self.megabytes[method] for method in methods])) for methods in (PASSING, AVERAGING)
         )
@@ -89,7 +94,7 @@ def compute_block_budgets(
     """Compute the costs of each block from its finished runs and its partitions.
 
     Args:
-        lines: Runs that chose no learning rate, all with equally many rounds.
+        lines: Finished runs, all with equally many rounds; runs that choose a learning rate are ignored.
     """
     by_block: dict[Block, list[RunResultLine]] = {}
     for line in lines:
@@ -117,11 +122,12 @@ def compute_block_budgets(
 def format_budget_tables(
     equal_rounds: Iterable[BenchmarkResult], equal_time: Iterable[BenchmarkResult], budgets: Mapping[Block, BlockBudget]
 ) -> list[str]:
-    """Format a table of what methods reach and one of what they cost; blocks are those with runs of equal time.
+    """Return two Markdown tables for the blocks in ``equal_time``: the AUROC of methods, and their costs.
 
     Args:
-        equal_rounds: Results of variants with equally many rounds for passing and averaging.
-        equal_time: Results of variants in which averaging has about as many rounds as passing has time for.
+        equal_rounds: Results of the variants :data:`EQUAL_ROUNDS`.
+        equal_time: Results of the variants :data:`EQUAL_TIME`.
+        budgets: Costs of each block.
     """
     twelve = {(block.data, block.pattern): block for result in equal_rounds for block in result.blocks}
     longer = [(result.rounds, block) for result in equal_time for block in result.blocks]

@@ -1,8 +1,8 @@
-"""Which method to take: a rule that two data sets of the benchmark give, and its test on data sets that did not.
+"""A rule for choosing a method, derived from two data sets of the benchmark and tested on the others.
 
-A situation is what limits a federation. In each situation the rule takes the method with the best mean AUROC over the
-data sets :data:`GIVE_THE_RULE`. The test compares it, on each other data set, with the method that was best there,
-which nobody knows before.
+A situation is what limits a federation, such as its time. In each situation the rule chooses the method with the best
+mean AUROC over the data sets :data:`GIVE_THE_RULE`. The test compares this method, on each other data set, with the
+method that turned out to be the best there.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,18 +16,19 @@ from polyclinic.studies.benchmark_results import BlockResult
 from polyclinic.studies.claims import format_markdown_table
 
 Situation = Literal["time", "rounds, a class at several hospitals", "rounds, each class at one hospital", "masks"]
-"""What limits a federation: its time, its rounds or bytes, or the wish for masks or noise."""
+"""The limit of a federation: its time, its number of rounds or bytes, or the need for masked or noisy updates."""
 GIVE_THE_RULE = ("composites", "ham10000")
+"""Data sets from which the rule is derived."""
 MASKABLE = ("surgical", "partial_loss", "vanilla")
-"""Ranked rows that secure aggregation serves as they are set: it wants sites to count equally."""
+"""Ranked rows whose settings work with secure aggregation, which requires that all sites have equal weights."""
 NO_FEDERATION = "individual"
 ONE_OWNER = ("one7", "one3")
-"""Label patterns in which no class has two owners."""
+"""Label patterns in which each class is annotated by only one site."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The mean AUROC of each method that could be taken in a situation, block by block.
+    """The mean AUROC in each block of each method that can be chosen in a situation.
 
     Attributes:
         auroc: ``(data set, pattern)`` -> method -> mean AUROC over seeds.
@@ -36,21 +37,21 @@ class Candidates:
     auroc: Mapping[tuple[str, str], Mapping[str, float]]
 
     def average_over_blocks(self, data: str) -> dict[str, float]:
-        """Return the mean over the blocks of a data set of each method that all of them have."""
+        """Return method -> mean AUROC over the blocks of a data set, for methods that are in all these blocks."""
         blocks = [methods for (name, _), methods in self.auroc.items() if name == data]
         common = set.intersection(*(set(methods) for methods in blocks)) if blocks else set[str]()
         return {method: float(np.mean([methods[method] for methods in blocks])) for method in sorted(common)}
 
     def list_data_sets(self) -> list[str]:
-        """Return the data sets in their order."""
+        """Return the data sets in the order of the blocks."""
         return list(dict.fromkeys(data for data, _ in self.auroc))
 
 
 def choose_by_rule(candidates: Candidates) -> str:
-    """Return the method with the best mean AUROC over the data sets :data:`GIVE_THE_RULE`, whose blocks all have it."""
-    of_data = [candidates.average_over_blocks(data) for data in GIVE_THE_RULE]
-    common = set.intersection(*(set(methods) for methods in of_data))
-    return max(sorted(common), key=lambda method: np.mean([methods[method] for methods in of_data]))
+    """Return the method with the best mean AUROC over the data sets :data:`GIVE_THE_RULE`."""
+    means_by_data = [candidates.average_over_blocks(data) for data in GIVE_THE_RULE]
+    common = set.intersection(*(set(means) for means in means_by_data))
+    return max(sorted(common), key=lambda method: np.mean([means[method] for means in means_by_data]))
 
 
 def list_candidates(
@@ -59,10 +60,10 @@ def list_candidates(
     """Return the candidates of each situation.
 
     Args:
-        twelve: Blocks with equally many rounds of all methods.
-        longer: Blocks in which averaging has as many rounds as passing has time for.
-        ranked: Labels of the methods that have no more than hospitals have. A hospital that trains alone is none of a
-            federation, and is left out.
+        twelve: Blocks with equally many rounds for all methods.
+        longer: Blocks in which averaging has about as many rounds as fit into the time of a run of passing.
+        ranked: Labels of methods that need nothing that hospitals do not have. Training alone is left out, because it
+            is not a federation.
     """
     labels = [label for label in ranked if label != NO_FEDERATION]
 
@@ -93,12 +94,12 @@ def list_candidates(
 
 @dataclass(frozen=True)
 class RuleTest:
-    """The rule's method on one data set that did not give the rule, beside the best method there.
+    """Comparison of the method that the rule chooses with the best method on a data set that the rule has not used.
 
     Attributes:
-        method: The method that the rule takes.
-        best: The best method in hindsight.
-        auroc, best_auroc: Means over the blocks of the data set.
+        method: The method that the rule chooses.
+        best: The method with the highest AUROC on this data set.
+        auroc, best_auroc: Mean AUROC of ``method`` and of ``best`` over the blocks of the data set.
     """
 
     situation: Situation
@@ -110,14 +111,14 @@ class RuleTest:
 
     @property
     def loss(self) -> float:
-        """Return how much AUROC the rule loses to the best method."""
+        """The AUROC of the best method minus that of the method that the rule chooses."""
         return self.best_auroc - self.auroc
 
 
 def judge_rule(candidates: Mapping[Situation, Candidates]) -> list[RuleTest]:
-    """Compare the rule with the best method in hindsight, in each situation and on each data set that did not give it.
+    """Compare the rule with the best method, in each situation and on each data set that the rule has not used.
 
-    The best of many methods is ahead also by chance, so the rule loses a little where no method is clearly ahead.
+    The best of many methods is also ahead by chance. So the rule loses a little even if no method is clearly ahead.
     """
     tests = list[RuleTest]()
     for situation, of_situation in candidates.items():

@@ -25,15 +25,15 @@ Rate = Annotated[float, Field(gt=0)]
 
 
 class BenchmarkMethod(TomlSection):
-    """One method of the benchmark, which is a row of its table.
+    """One method of the benchmark, a row of its table.
 
     Attributes:
         title: Name in the table; the method's name if empty.
         set: Overrides of the experiment; ``{third}`` stands for a third of the rounds.
-        beyond: Advantage that hospitals do not have, such as all images in one place; empty for none. A method with
-            such an advantage is shown, but not ranked.
+        beyond: An advantage of the method that hospitals do not have, such as all images in one place. A method with
+            such an advantage is shown but not ranked. Empty for a ranked method.
         all_labels: True if every site annotates every class.
-        own_images: True if the coordinator has images of its own, which the data set's key ``own`` describes.
+        own_images: True if the method needs images at the coordinator, which the key ``own`` of the data set describes.
     """
 
     name: str
@@ -67,7 +67,7 @@ class BenchmarkDataSet(TomlSection):
     """A data set of the benchmark, described by an experiment file ``NAME.toml`` in the same folder.
 
     Attributes:
-        own: Keys of ``[data]`` for the coordinator's own images; the coordinator has none if this is empty.
+        own: Keys of ``[data]`` for images of the coordinator; empty if the coordinator has no images.
     """
 
     name: str
@@ -82,7 +82,7 @@ class BenchmarkVariant(TomlSection):
         blocks: Pairs of a data set and a label pattern, in the order of their runs.
         methods: Labels of the methods of this variant; empty for all methods.
         rates: Name of the variant whose runs choose the learning rates; empty for this variant.
-        widen: True to try further rates for a method whose best rate lies at an end of the candidates.
+        widen: True to try further rates for a method whose best rate is the smallest or largest candidate.
         set: Overrides for all runs.
         sizes: Data set -> overrides for the runs on it.
     """
@@ -102,12 +102,12 @@ class BenchmarkFile(TomlSection):
     """The content of ``benchmark.toml``.
 
     Attributes:
-        reference: Label of the method that the others are tested against.
-        fewest_positives: A class with fewer positives or negatives in the test part is trained, but not scored.
-        learning_rates: Candidates, of which each method and data set gets the best by validation AUROC.
+        reference: Label of the method with which the others are compared in tests.
+        fewest_positives: A class with fewer positives or negatives in the test part is trained but not scored.
+        learning_rates: Candidates; the best by validation AUROC is chosen for each method and data set.
         wider_learning_rates: Further candidates for variants with ``widen``.
-        failing_rates: Data set, method and further rate whose run ends without a model; they are not tried.
-        tuning_seed: Seed of the runs that choose a rate; no other run has it.
+        failing_rates: Triples of data set, method and further rate that are not tried, because the run fails.
+        tuning_seed: Seed of the runs that choose a learning rate; no other run uses it.
     """
 
     title: str
@@ -169,7 +169,7 @@ def read_benchmark_toml(folder: Path) -> BenchmarkFile:
     """Read ``folder/benchmark.toml``.
 
     Raises:
-        BadInput: With every fault of the file.
+        BadInput: With all faults of the file.
     """
     if not is_file(folder / FILE_NAME):
         remedy = "A checkout has one in experiments/benchmark; name its folder."
@@ -179,7 +179,13 @@ def read_benchmark_toml(folder: Path) -> BenchmarkFile:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One planned run of the benchmark; a ``tuning`` run only serves to choose the learning rate."""
+    """One planned run of the benchmark.
+
+    Attributes:
+        tuning: True if the run only serves to choose the learning rate.
+        experiment: The experiment file of the data set.
+        overrides: Overrides of the experiment file.
+    """
 
     data: str
     pattern: str
@@ -192,18 +198,18 @@ class PlannedRun:
 
     @cached_property
     def experiment_file(self) -> ExperimentFile:
-        """Read the experiment file with the overrides of this run."""
+        """The experiment with the overrides of this run; reads the file on first access."""
         return read_experiment(self.experiment, self.overrides)
 
     @cached_property
     def settings_text(self) -> str:
-        """Return the run's settings, without those at their default, as JSON text; equal runs have equal text."""
+        """The settings of the run that differ from defaults, as JSON text; equal runs have equal text."""
         experiment = self.experiment_file.experiment
         return json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
     @property
     def results_key(self) -> str:
-        """Return the key of the run's line in the results file, a hash of its settings."""
+        """The key of the run's line in the results file, a hash of its settings."""
         return hashlib.sha256(self.settings_text.encode()).hexdigest()[:16]
 
 
@@ -225,7 +231,7 @@ class BenchmarkVariantPlan:
         """Read the benchmark in a folder, and select its variant named ``form``.
 
         Raises:
-            BadInput: If the folder has no benchmark, or the benchmark no such variant.
+            BadInput: If the folder has no benchmark, or the benchmark has no such variant.
         """
         benchmark = read_benchmark_toml(folder)
         if form not in benchmark.forms:
@@ -236,11 +242,11 @@ class BenchmarkVariantPlan:
     def add_method(self, name: str, settings: Sequence[str] = ()) -> tuple["BenchmarkVariantPlan", str]:
         """Add a method to compare with all rows of the variant; return the new plan, and the label of its row.
 
-        A method of the file keeps its settings there, and a variant without it gets its row.
+        A method of the file has its settings from the file. If the variant does not have the method, it is added.
 
         Args:
             name: Label of a row of the file, or a value of ``run.method``.
-            settings: Overrides for the method's runs; with any, the method gets a row of its own.
+            settings: Overrides for the method's runs. If there are any, the method gets a new row.
         """
         benchmark, form, label = self.benchmark, self.form, name
         own = next((method for method in benchmark.methods if method.label == name), None)
@@ -287,8 +293,8 @@ class BenchmarkVariantPlan:
     def iterate_representative_runs(self) -> Iterator[tuple[PlannedRun, str]]:
         """Yield a few runs that cover all settings, to check them before the start, each with a title for messages.
 
-        On the first label pattern of each data set there is one run for each method; on each further pattern there is
-        one run, of the first method.
+        For the first label pattern of each data set, there is one run of each method. For each further pattern, there
+        is one run of the first method.
         """
         rate, seed, complete = self.benchmark.learning_rates[0], self.benchmark.tuning_seed, set[str]()
         for data, pattern in self.form.blocks:
@@ -311,7 +317,7 @@ class BenchmarkVariantPlan:
         return plan.make_planned_run(data, pattern, method, lr, self.benchmark.tuning_seed)
 
     def iterate_runs_of_all_settings(self) -> Iterator[PlannedRun]:
-        """Yield one of the runs of every combination of overrides; the others differ in rate and seed alone."""
+        """Yield one run for each combination of overrides; all other runs differ from these only in rate and seed."""
         rate, seed = self.benchmark.learning_rates[0], self.benchmark.tuning_seed
         for data in self.list_data_sets():
             for method in self.list_methods_for_data(data):
@@ -332,7 +338,7 @@ class BenchmarkVariantPlan:
         sizes = [f"size_skew={partition.size_skew}"] if partition.size_skew else []
         lists = ['kind="missing_classes"', "missing=0"] if method.all_labels else partition.set
         tuning, path, server_data = seed == self.benchmark.tuning_seed, self.folder / f"{data}.toml", list[str]()
-        if method.own_images:  # those of the data set's file, with its own keys
+        if method.own_images:  # the keys of [data] in the experiment file, changed by the keys ``own`` of the data set
             own = next(each.own for each in self.benchmark.data if each.name == data)
             changed = {key.strip() for key, _, _ in (text.partition("=") for text in own)}
             written = read_toml(path)["data"].items()

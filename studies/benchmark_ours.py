@@ -1,8 +1,8 @@
-"""Our methods beside the rows that decide, at equal steps of a hospital and at equal time; data sets are the units.
+"""Compare Polyclinic's methods with the most important other methods, at equal training steps and at equal time.
 
-Blocks of one data set share its test part, so a data set has one value: the mean over its blocks. Rows are compared by
-mean ranks and by paired t-tests over data sets. The ceiling, all images in one place with the hospitals' own labels, is
-compared too and not ranked.
+Blocks of one data set share its test part. So each data set has one value, the mean over its blocks. Methods are
+compared by mean ranks and by paired t-tests over data sets. The ceiling, training with all images in one place and with
+the labels that the hospitals have, is compared too but not ranked.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,10 +18,11 @@ from polyclinic.studies.claims import format_markdown_table, format_p_value
 from polyclinic.studies.statistics import MethodRanking, PairedTest, compute_paired_test, rank_methods
 
 EQUAL_STEPS_FORM, EQUAL_TIME_FORMS = "ours12", ("ours84", "ours36")
-"""Variants of the benchmark: all rows at 12 rounds, and averaging with as many as time allows."""
+"""Variants of the benchmark: with 12 rounds for all methods, and with more rounds of averaging, at equal time."""
 CEILING = "centralised, masked"
+"""Label of the row that is trained with all images in one place."""
 IN_SEQUENCE = ("fedseq", "polyclinic", "polyclinic_passing")
-"""Rows whose model is passed on: in the time of 12 rounds of them, averaging has many."""
+"""Rows whose model is passed on from site to site."""
 MANY = ", many rounds"
 OURS_AT_EQUAL_STEPS, OURS_IN_EQUAL_TIME = "polyclinic_passing", f"polyclinic_parallel{MANY}"
 
@@ -31,8 +32,8 @@ class RowsOverDataSets:
     """The mean AUROC of each row on each data set.
 
     Attributes:
-        data_sets: Their names, in the order of the values.
-        auroc: Row -> its mean on each data set.
+        data_sets: Names of the data sets.
+        auroc: Row -> its mean AUROC on each data set, in the order of ``data_sets``.
     """
 
     data_sets: tuple[str, ...]
@@ -40,21 +41,21 @@ class RowsOverDataSets:
 
     @property
     def ranking(self) -> MethodRanking:
-        """Return the mean ranks over data sets of all rows but the ceiling, the best first."""
+        """Mean ranks over data sets of all rows except the ceiling; the best is the first."""
         return rank_methods({row: values for row, values in self.auroc.items() if row != CEILING})
 
     def compare_rows(self, row: str, other: str) -> PairedTest:
-        """Test whether the AUROCs of two rows differ, paired by data set."""
+        """Run a paired test over data sets of the AUROCs of two rows."""
         pairs = np.stack([self.auroc[row], self.auroc[other]], axis=1)  # (data sets, 2)
         return compute_paired_test(pairs, np.random.default_rng(0))
 
     def count_data_sets_ahead(self, row: str, other: str) -> int:
-        """Return the number of data sets in which a row has more than another."""
+        """Return the number of data sets in which ``row`` has a higher AUROC than ``other``."""
         return sum(own > theirs for own, theirs in zip(self.auroc[row], self.auroc[other], strict=True))
 
 
 def collect_equal_steps(results: Iterable[BenchmarkResult]) -> RowsOverDataSets:
-    """Return the rows of variants with equally many rounds; only rows that every block has."""
+    """Return the results of variants with equally many rounds for all rows; only rows that are in every block."""
     blocks = (block for result in results for block in result.blocks)
     return _average_over_data_sets(
         Candidates(
@@ -67,11 +68,11 @@ def collect_equal_steps(results: Iterable[BenchmarkResult]) -> RowsOverDataSets:
 
 
 def collect_equal_time(twelve: BenchmarkResult, longer: Iterable[BenchmarkResult]) -> RowsOverDataSets:
-    """Return the rows that are passed on, with few rounds, beside rows that average, with many, block by block.
+    """Return the results of passing with few rounds together with those of averaging with many rounds.
 
     Args:
         twelve: A variant with few rounds, which also has the ceiling.
-        longer: Variants in which averaging has as many rounds as passing has time for.
+        longer: Variants in which averaging has about as many rounds as fit into the time of a run of passing.
     """
     few = {(block.data, block.pattern): block.entries for block in twelve.blocks}
     by_block = dict[tuple[str, str], Mapping[str, float]]()
@@ -92,7 +93,11 @@ def _average_over_data_sets(blocks: Candidates) -> RowsOverDataSets:
 
 
 def format_rows_over_data_sets(rows: RowsOverDataSets, ours: str) -> str:
-    """Format the rows as a Markdown table: means by data set, mean over them, mean rank, and our lead with its test."""
+    """Format the rows as a Markdown table: AUROC on each data set, mean, mean rank, and lead of ``ours`` with its test.
+
+    Args:
+        ours: The row of our method.
+    """
     ranks = rows.ranking.ranks
     lines = list[list[str]]()
     for row in (*ranks, *(row for row in rows.auroc if row not in ranks)):
@@ -112,7 +117,7 @@ def _format_lead_cell(rows: RowsOverDataSets, ours: str, row: str) -> str:
 
 
 def describe_ours(rows: RowsOverDataSets, ours: str, others: Iterable[str]) -> str:
-    """Return where our row stands, as a sentence: its mean rank, and its lead over each of the others."""
+    """Return a sentence with the mean rank of our row, and its lead over each of the other rows."""
     ranking = rows.ranking
     place = list(ranking.ranks).index(ours) + 1
     leads = "; ".join(f"`{other}` {_format_lead_cell(rows, ours, other)}" for other in others)
@@ -121,7 +126,7 @@ def describe_ours(rows: RowsOverDataSets, ours: str, others: Iterable[str]) -> s
 
 
 def describe_where(rows: RowsOverDataSets, ours: str, other: str) -> str:
-    """Return on which data sets our row has more than another, and on which less, as a part of a sentence."""
+    """Return a clause with the data sets on which our row has a higher, and a lower, AUROC than another row."""
     leads = dict(zip(rows.data_sets, np.subtract(rows.auroc[ours], rows.auroc[other]), strict=True))
     parts = [
         f"{word} on {join_as_english_list(names)}"
@@ -135,7 +140,7 @@ def describe_where(rows: RowsOverDataSets, ours: str, other: str) -> str:
 
 
 def format_blocks_table(result: BenchmarkResult) -> str:
-    """Format each block of a variant as a column, with mean ± SD over seeds."""
+    """Format the results of a variant as a Markdown table with a column for each block: mean ± SD over seeds."""
     head = ["AUROC, mean ± SD over seeds", *(f"{block.data}, {block.pattern}" for block in result.blocks)]
     rows = [
         [f"`{method.label}`", *(format_block_cell(block.entries.get(method.label)) for block in result.blocks)]

@@ -1,6 +1,6 @@
-"""The file of the benchmark's partitions: which site has how many images of each block, and which classes it annotates.
+"""Read the file of the benchmark's partitions, with the images and the classes of each site in each block.
 
-``benchmarks/partitions.py`` writes the file. Reading it needs none of the images.
+``benchmarks/partitions.py`` writes the file. No images are needed to read it.
 """
 
 import csv
@@ -19,11 +19,12 @@ BlockSeed = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class SiteShare:
-    """The part of a block that one site has.
+    """The data of one site in one block.
 
     Attributes:
+        site: Name of the site.
         steps: Optimiser steps of the site in one round.
-        class_names: The classes that it annotates.
+        class_names: The classes that the site annotates.
     """
 
     site: str
@@ -34,7 +35,7 @@ class SiteShare:
 
 
 def read_partitions(path: Path) -> Mapping[BlockSeed, Sequence[SiteShare]]:
-    """Read the sites of each block and seed.
+    """Read the data of all sites for each block and seed.
 
     Raises:
         BadInput: If the file has another heading.

@@ -22,12 +22,12 @@ from polyclinic.studies.benchmark_results import (
     MethodOverallResult,
 )
 from polyclinic.studies.claims import format_markdown_table, format_p_value
-from polyclinic.studies.comparison import NO_BETTER_ROUND
+from polyclinic.studies.comparison import NO_BETTER_ROUND_SENTENCE
 from polyclinic.studies.comparison_report import TEMPLATES
 from polyclinic.studies.statistics import MethodRanking
 
 BEYOND = "each has more than hospitals with unlike labels have"
-"""The reason why some methods are not ranked."""
+"""Reason why some methods are not ranked, for the page."""
 COLUMNS = ("Mean rank", "AUROC", "mAP", "Balanced accuracy", "Against {reference}", "CPU s a run", "MB a run")
 
 
@@ -63,7 +63,7 @@ def benchmark_as_markdown(result: BenchmarkResult) -> str:
 
 
 def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
-    """Write the benchmark's results as the HTML file ``destination``; return its path."""
+    """Write the benchmark's results as an HTML file, and return its path."""
     return write_template_page(
         "benchmark.html.j2",
         destination,
@@ -112,7 +112,7 @@ def describe_rank_tests(ranking: MethodRanking, kind: str) -> str:
 
 
 def describe_standing(result: BenchmarkResult, label: str) -> str:
-    """Return sentences on where a method stands among the rows of the benchmark.
+    """Return sentences with a method's rank, its lead over the reference, and Nemenyi's test.
 
     Ranks and tests are over data sets, because blocks of one data set share their test part.
     """
@@ -173,7 +173,8 @@ def list_benchmark_condition_notes(result: BenchmarkResult) -> Iterator[str]:
         rare = join_as_english_list([f"{name} ({count})" for name, count in block.unscored.items()])
         yield f"{scored}; trained and not scored, for too few: {rare}." if rare else f"{scored}."
     for label, runs in result.untrained.items():
-        yield f"{label}: in {format_count_with_noun(runs, 'run')} {NO_BETTER_ROUND}; the initial model is tested."
+        count = format_count_with_noun(runs, "run")
+        yield f"{label}: in {count} {NO_BETTER_ROUND_SENTENCE}; the initial model is tested."
     if len(result.codes) > 1:
         versions = join_as_english_list([f"{count} by {code}" for code, count in result.codes.items()])
         yield f"The runs are of {len(result.codes)} versions of the code: {versions}."
@@ -210,7 +211,7 @@ def explain_data_set_cells(result: BenchmarkResult) -> str:
 
 
 def format_data_set_cells(result: BenchmarkResult, method: MethodOverallResult) -> list[str]:
-    """Return a method's cells for the table of data sets."""
+    """Return a method's cells for the table of data sets: AUROC on each, and the test against the reference."""
     means, test = [method.by_data.get(data) for data in select_tested_data_sets(result)], method.test
     if method.label == result.reference:
         return [*map(format_mean_cell, means), "reference"]
@@ -240,8 +241,8 @@ def format_block_cell(entry: MethodBlockResult | None) -> str:
 def draw_critical_difference(ranking: MethodRanking, name: str) -> Markup:
     """Draw the critical-difference diagram (Demsar, JMLR 2006, figure 1).
 
-    It shows methods by mean rank, and bars that connect methods that the test does not distinguish. The picture is
-    empty if the ranks have no critical difference.
+    It shows the mean rank of each method. Bars connect methods that the test does not distinguish. The picture is empty
+    if the ranks have no critical difference.
     """
     if (critical := ranking.critical_difference) is None:
         return Markup("")

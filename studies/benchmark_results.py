@@ -1,4 +1,4 @@
-"""The benchmark's results file, with a JSON line for each finished run, and the evaluation of these runs."""
+"""Read and write the benchmark's results file, with a JSON line for each finished run, and evaluate the runs."""
 
 import ast
 import csv
@@ -22,6 +22,7 @@ from polyclinic.studies.benchmark_file import BenchmarkVariantPlan, PlannedRun
 from polyclinic.studies.statistics import MethodRanking, PairedTest, compute_paired_test, rank_methods
 
 Z_95 = 1.96
+"""97.5th percentile of the standard normal distribution, for 95 % intervals."""
 Interval = tuple[float, float]
 _ROOT = Path(__file__).parents[1]
 DECIDE = ("data", "common/metrics", "common/models", "strategies", "client/training")
@@ -48,12 +49,12 @@ class RunResultLine(BaseModel):
     Attributes:
         key: Hash of the run's settings.
         code: Hash of the code on which the result depends (:func:`hash_result_code`).
-        validation_auroc: Highest validation AUROC of any round, by which a learning rate is chosen; None if no round
-            has one.
-        interval: Interval of the mean AUROC of all classes, by a bootstrap over the test part's patients; None if sites
-            have own models.
+        validation_auroc: Highest validation AUROC of all rounds, by which a learning rate is chosen; None if there is
+            no validation AUROC.
+        interval: 95 % interval of the mean AUROC of all classes, by a bootstrap over the patients of the test part;
+            None if each site has a personal model.
         cpu_seconds: CPU time of the run's process.
-        megabytes: Sent and received by all sites.
+        megabytes: Megabytes that all sites sent and received.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -119,10 +120,10 @@ def _round_interval(interval: Interval | None) -> Interval | None:
 
 
 def read_result_lines(path: Path) -> dict[str, RunResultLine]:
-    """Return key -> latest finished run of a results file; an incomplete last line, left by a kill, is ignored.
+    """Return key -> latest finished run of a results file; an incomplete last line is ignored.
 
     Raises:
-        BadInput: If any other line is not a result.
+        BadInput: If another line is not a result.
     """
     if not path.exists():
         return {}
@@ -143,7 +144,7 @@ def read_result_lines(path: Path) -> dict[str, RunResultLine]:
 
 
 def append_result_line(path: Path, line: RunResultLine) -> None:
-    """Append a line to the results file, after removing an incomplete last line that a kill left."""
+    """Append a line to the results file; an incomplete last line, from a killed program, is removed first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_own_file(path, "ab+") as file:
         file.seek(0)
@@ -163,7 +164,7 @@ RUNS_HEADING = (
 
 
 def format_runs_as_csv(lines: Iterable[RunResultLine]) -> str:
-    """Return the figures of finished runs as csv, a line for each class of each run; a blank cell is no figure.
+    """Return the metrics of finished runs as CSV, with a line for each class of each run; unknown values are blank.
 
     ``auroc_low`` and ``auroc_high`` are the ends of the class's 95 % interval over patients.
     """
@@ -171,7 +172,7 @@ def format_runs_as_csv(lines: Iterable[RunResultLine]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(RUNS_HEADING)
     for line in lines:
-        of_run = (
+        run_cells = (
             line.data,
             line.pattern,
             line.method,
@@ -185,7 +186,7 @@ def format_runs_as_csv(lines: Iterable[RunResultLine]) -> str:
         for name, result in line.classes.items():
             measures = [getattr(result, measure) for measure in BENCHMARK_METRICS]
             low, high = result.interval or (None, None)
-            writer.writerow([*of_run, name, result.positives, result.negatives, *measures, low, high, *cost])
+            writer.writerow([*run_cells, name, result.positives, result.negatives, *measures, low, high, *cost])
     return text.getvalue()
 
 
@@ -215,7 +216,7 @@ class MethodBlockResult:
         seeds: Number of runs, each with its own seed.
         auroc: Mean over scored classes and seeds.
         seed_sd: Sample standard deviation over seeds; None with one seed.
-        patient_error: Standard error over the test part's patients; None if sites have own models.
+        patient_error: Standard error over the patients of the test part; None if each site has a personal model.
         lr: Learning rate chosen by validation.
     """
 
@@ -235,8 +236,8 @@ class BlockResult:
     Attributes:
         scored: Class -> number of test positives, for classes with enough positives and negatives to be scored.
         unscored: Class -> number of test positives, for the other classes.
-        common_seeds: Seeds with which every ranked method was run; without any, the block does not count for ranks.
-        entries: Label of a method -> its metrics, over the common seeds if there are any, else over its own.
+        common_seeds: Seeds with which every ranked method was run; if empty, the block is not used for ranks.
+        entries: Label of a method -> its metrics, over the common seeds if there are any, else over all its seeds.
     """
 
     data: str
@@ -261,12 +262,12 @@ class MethodOverallResult:
 
     Attributes:
         half_width: Half the width of the 95 % interval of the mean AUROC, over patients and seeds; None if unknown.
-        cpu_seconds, megabytes: Mean over the runs.
+        cpu_seconds, megabytes: Means over the runs.
         beyond: Reason why the method is not ranked: an advantage that hospitals do not have; empty if it is ranked.
         by_data: Data set -> mean AUROC over its blocks.
         lead: Mean difference to the AUROC of the reference over the method's blocks; None for the reference.
         test: Test against the reference, paired over data sets and not corrected for the number of methods; None for
-            the reference. Blocks of one data set share its test part and are no pairs of a test.
+            the reference. Blocks are not the pairs, because blocks of one data set share its test part.
     """
 
     label: str
@@ -287,9 +288,9 @@ class BenchmarkResult:
     """The content of the benchmark's page.
 
     Attributes:
-        done, planned: Number of finished and of all runs, including those that choose learning rates.
-        ranking_of_data: Ranking with one value for each data set, the mean over its blocks, because these share their
-            test part and are not independent.
+        done, planned: Number of finished and of all runs, including runs that choose learning rates.
+        ranking_of_data: Ranking with one value for each data set, the mean over its blocks. Blocks of one data set
+            share their test part and are not independent.
         codes: Version of the code -> number of runs made with it.
         untrained: Method -> number of its runs that tested the initial model, because it was best by validation.
         not_run: Methods without a run.
@@ -318,7 +319,7 @@ class BenchmarkResult:
 
 
 def choose_learning_rates(lines: Iterable[RunResultLine], data: str) -> dict[str, float]:
-    """Return method -> learning rate with the best validation AUROC on a data set; of equal ones, the lowest rate."""
+    """Return method -> learning rate with the best validation AUROC on a data set; among equals, the lowest rate."""
     tried: dict[str, list[tuple[float, float]]] = {}
     for line in lines:
         if line.tuning and line.data == data and line.validation_auroc is not None:
@@ -327,17 +328,16 @@ def choose_learning_rates(lines: Iterable[RunResultLine], data: str) -> dict[str
 
 
 def find_wider_rate(auroc_by_rate: Mapping[float, float], candidates: Iterable[float]) -> float | None:
-    """Return the next learning rate to try: the nearest candidate beyond the end at which the best rate lies.
+    """Return the next learning rate to try if the best rate is the lowest or the highest that was tried.
 
-    A best rate lies at an end if it is the lowest or the highest that was tried, and its neighbour has less AUROC. If
-    they are equal, as where all rates reach 1.000, a further rate decides nothing.
+    No further rate is tried if the neighbour of the best rate has the same AUROC, for example 1.000.
 
     Args:
         auroc_by_rate: Learning rate -> validation AUROC.
         candidates: All rates that may be tried.
 
     Returns:
-        None if the best rate lies between others, or no candidate is left beyond it.
+        The nearest lower or higher candidate. None if the best rate is between others, or there is no such candidate.
     """
     rates = sorted(auroc_by_rate)
     if len(rates) < 2:
@@ -395,7 +395,7 @@ def _compare_with_reference(
 
     Args:
         reference: Label of the reference, which is returned unchanged.
-        shared: Blocks in which every ranked method has results; those without results of this method are skipped.
+        shared: Blocks in which every ranked method has results; blocks without results of this method are skipped.
     """
     if method.label == reference:
         return method
@@ -462,12 +462,12 @@ def _average_method_runs(lines: Sequence[RunResultLine], scored: Sequence[str]) 
 
 
 def estimate_patient_standard_error(line: RunResultLine, scored: Sequence[str]) -> float | None:
-    """Estimate the standard error, over the test part's patients, of the mean AUROC of the scored classes.
+    """Estimate the standard error, over the patients of the test part, of the mean AUROC of the scored classes.
 
-    The bootstrap gives an error of each class and one of the mean of all classes, but none of the mean of the scored
-    classes. The errors of the scored classes are therefore combined as if classes were independent. The result is
-    multiplied by a correction for dependence: the bootstrap's error of the mean of all classes, divided by the error
-    that the same combination gives for all classes.
+    The bootstrap gives the error of each class and of the mean of all classes, but not of the mean of the scored
+    classes. Therefore the errors of the scored classes are combined as if classes were independent. The result is
+    multiplied by a correction for dependence: the bootstrap error of the mean of all classes, divided by the error that
+    the same combination gives for all classes.
 
     Returns:
         The standard error; None if the run has no interval of the mean or of a scored class.
@@ -479,21 +479,18 @@ def estimate_patient_standard_error(line: RunResultLine, scored: Sequence[str]) 
     def compute_independent_mean_error(errors: Sequence[float]) -> float:
         return float(np.sqrt(np.sum(np.square(errors)))) / len(errors)
 
-    every = {
+    class_errors = {
         name: compute_interval_error(result.interval)
         for name, result in line.classes.items()
         if result.interval is not None
     }
-    if line.interval is None or any(name not in every for name in scored):
+    if line.interval is None or any(name not in class_errors for name in scored):
         return None
-    of_all = compute_independent_mean_error(list(every.values()))
-    return (
-        compute_independent_mean_error([every[name] for name in scored])
-        * compute_interval_error(line.interval)
-        / of_all
-        if of_all
-        else 0.0
-    )
+    independent_error = compute_independent_mean_error(list(class_errors.values()))
+    if not independent_error:
+        return 0.0
+    scored_error = compute_independent_mean_error([class_errors[name] for name in scored])
+    return scored_error * compute_interval_error(line.interval) / independent_error
 
 
 def _collect_method_over_blocks(
@@ -529,8 +526,8 @@ def _collect_method_over_blocks(
 def compute_interval_half_width(entries: Sequence[tuple[str, MethodBlockResult]]) -> float | None:
     """Return half the width of the 95 % interval of a mean AUROC over blocks; None if a patient error is missing.
 
-    In a block with one seed, the interval is over patients alone. Blocks of one data set share their test patients, so
-    their errors add up linearly. The errors of different data sets, and of different seeds, are independent.
+    In a block with one seed, the interval is only over patients. Blocks of one data set share their test patients, so
+    that their errors add up linearly. The errors of different data sets, and of different seeds, are independent.
     """
     if not entries or any(entry.patient_error is None for _, entry in entries):
         return None

@@ -1,4 +1,5 @@
-"""Sentences that compare runs; "better" and "worse" need three seeds, a significant test, an interval without zero."""
+"""Write sentences that compare runs. They say "better" or "worse" only with three seeds, a significant test, and an
+interval of the difference that excludes zero."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, get_args
@@ -14,7 +15,7 @@ from polyclinic.common.system.plain_text import (
 )
 from polyclinic.server.runs.reader import Measure
 from polyclinic.studies.comparison import ENSEMBLE, MeanAndSd, MethodComparison, MethodResult, SiteGain, Subset
-from polyclinic.studies.statistics import ALPHA, FEWEST_SEEDS, PairedTest
+from polyclinic.studies.statistics import ALPHA, MIN_SEEDS, PairedTest
 
 Standing = Literal["better", "worse", "not distinguishable", "too few seeds", "not tested"]
 STANDINGS: tuple[Standing, ...] = get_args(Standing)
@@ -22,13 +23,13 @@ _PHRASES: Mapping[Standing, str] = {
     "better": "is better than",
     "worse": "is worse than",
     "not distinguishable": "is not distinguishable from",
-    "too few seeds": f"has fewer than the {FEWEST_SEEDS} seeds that a verdict needs, against",
+    "too few seeds": f"has fewer than the {MIN_SEEDS} seeds that a verdict needs, against",
     "not tested": "could not be tested against",
 }
-LARGE = 0.05
-"""Least difference of two means for a sentence about a metric other than the mean AUROC."""
-LISTED = 5
-"""Most sites named in one sentence; further sites are counted."""
+LARGE_DIFFERENCE = 0.05
+"""Minimum difference of two means for a sentence about a metric other than the mean AUROC."""
+MAX_SITES_LISTED = 5
+"""Maximum number of sites that a sentence lists; further sites are counted."""
 MEASURE_NAMES: dict[Measure, str] = {
     "accuracy": "accuracy",
     "sensitivity": "sensitivity",
@@ -37,7 +38,7 @@ MEASURE_NAMES: dict[Measure, str] = {
     "best_mean_client_test_accuracy": "BMCTA",
     "best_test_accuracy": "BTA",
 }
-PLAIN_WORDS = {
+PLAIN_METHOD_NAMES = {
     "individual": "training alone",
     ENSEMBLE: "an ensemble of models trained alone",
     "vanilla": "FedAvg with missing labels taken as absent",
@@ -48,7 +49,7 @@ PLAIN_WORDS = {
 
 
 def format_mean_and_sd(value: MeanAndSd) -> str:
-    """Format mean and SD over seeds; with one seed, the mean alone."""
+    """Format mean and SD over seeds, such as ``0.812 ± 0.004``; with one seed, only the mean."""
     return format_number(value.mean) if value.sd is None else f"{format_number(value.mean)} ± {format_number(value.sd)}"
 
 
@@ -65,7 +66,7 @@ def format_difference_interval(test: PairedTest) -> str:
 
 
 def describe_deciding_test(test: PairedTest) -> str:
-    """Return the name of the test, with the Shapiro-Wilk p-value of the differences, or why there is no test."""
+    """Return the name of the test with the Shapiro-Wilk p-value of the differences, or the reason why there is none."""
     if test.normality_p is None:
         return test.reason
     looks = "are not normal, so it is approximate" if test.normality_p < ALPHA else "look normal"
@@ -76,21 +77,21 @@ def format_markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]]
     """Format a Markdown table, with ``|`` in cells escaped.
 
     Args:
-        names: Number of first columns that are aligned to the left; the others are aligned to the right.
+        names: Number of columns, from the left, that are left-aligned; the others are right-aligned.
     """
     lines = [headings, ["---" if index < names else "---:" for index in range(len(headings))], *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |" for line in lines)
 
 
 def judge_test_outcome(test: PairedTest) -> Standing:
-    """Return whether the reference is better or worse than the other method, or why that cannot be said.
+    """Return the outcome of a comparison of the reference with another method: "better", "worse", or why neither.
 
     "better" and "worse" need enough seeds, a significant p-value after Holm's correction, and an interval of the
     difference that excludes zero.
     """
     if test.holm_p is None or test.mean_difference is None or test.interval is None:
         return "not tested"
-    if test.seeds < FEWEST_SEEDS:
+    if test.seeds < MIN_SEEDS:
         return "too few seeds"
     if test.holm_p >= ALPHA or compare_interval_with_zero(test.interval) == "open":
         return "not distinguishable"
@@ -99,21 +100,21 @@ def judge_test_outcome(test: PairedTest) -> Standing:
 
 def get_reported_p(test: PairedTest) -> float | None:
     """Return the p-value after Holm's correction; None without a test, or with too few seeds for a verdict."""
-    return test.holm_p if test.seeds >= FEWEST_SEEDS else None
+    return test.holm_p if test.seeds >= MIN_SEEDS else None
 
 
 def explain_missing_p(test: PairedTest) -> str:
-    """Return why no p-value is reported; empty if there is one."""
+    """Return the reason why no p-value is reported; empty if there is one."""
     if test.holm_p is None:
         return test.reason
-    if test.seeds >= FEWEST_SEEDS:
+    if test.seeds >= MIN_SEEDS:
         return ""
     seeds = format_count_with_noun(test.seeds, "seed")
-    return f"no p-value with {seeds}: one more training could reverse the difference, so a verdict needs {FEWEST_SEEDS}"
+    return f"no p-value with {seeds}: one more training could reverse the difference, so a verdict needs {MIN_SEEDS}"
 
 
 def describe_what_p_tests(comparison: MethodComparison) -> str:
-    """Return a sentence on what p-values test and what they are corrected for, or why there is none."""
+    """Return a sentence that explains the p-values and their correction, or why there are none."""
     tests = [each.result for each in comparison.contrasts if each.pairing == "classes"]
     if all(get_reported_p(test) is None for test in tests):
         reason = next((reason for test in tests if (reason := explain_missing_p(test))), "")
@@ -126,7 +127,7 @@ def describe_what_p_tests(comparison: MethodComparison) -> str:
 
 
 def describe_headline_result(comparison: MethodComparison) -> str:
-    """Return one sentence on the reference against all other methods, by the AUROC over all classes."""
+    """Return a sentence that compares the reference with all other methods by the mean AUROC over all classes."""
     by_standing: dict[Standing, list[str]] = {each: [] for each in STANDINGS}
     sentences = list[str]()
     if same := list(comparison.same_models):
@@ -152,9 +153,9 @@ def describe_headline_result(comparison: MethodComparison) -> str:
 
 
 def describe_method_verdicts(comparison: MethodComparison) -> list[str]:
-    """Return one sentence for each method except the reference: whether the reference is better.
+    """Return a sentence for each method except the reference that says if the reference is better.
 
-    The sentence rests on one test over all classes and seeds.
+    The sentence is based on one test over all classes and seeds.
     """
     reference, sentences = comparison.reference, []
     for other in (method.label for method in comparison.methods[1:]):
@@ -183,7 +184,7 @@ def describe_method_verdicts(comparison: MethodComparison) -> list[str]:
 
 
 def describe_same_model(comparison: MethodComparison, other: str) -> str:
-    """Return a sentence on a method that ends with the reference's model in each seed (one SHA-256)."""
+    """Return a sentence about a method whose final model is equal to the reference's in each seed (same SHA-256)."""
     sentence = f"{other} is the same model as {comparison.reference} in each seed (model_sha256)"
     if not comparison.same_models[other]:
         return f"{sentence}: there is no difference to test."
@@ -192,9 +193,10 @@ def describe_same_model(comparison: MethodComparison, other: str) -> str:
 
 
 def describe_large_differences(comparison: MethodComparison) -> list[str]:
-    """Return a sentence for each other method with a mean that differs from the reference's by :data:`LARGE` or more.
+    """Return a sentence for each method with a metric :data:`LARGE_DIFFERENCE` or more from the reference's.
 
-    The mean AUROC of all classes is left out. Each difference has the outcome of its paired test, or "not tested".
+    The mean AUROC of all classes is left out. Each difference is given with the outcome of its paired test, or with
+    "not tested".
     """
     reference, *others = comparison.methods
     subsets: tuple[Subset, ...] = ("shared", "unique")
@@ -205,7 +207,7 @@ def describe_large_differences(comparison: MethodComparison) -> list[str]:
         ours, theirs, parts = _list_class_metrics(reference), _list_class_metrics(other), []
         for name, mine in ours.items():
             mean, their_mean = mine.mean, theirs[name].mean
-            if mean is None or their_mean is None or round(abs(mean - their_mean), 9) < LARGE:
+            if mean is None or their_mean is None or round(abs(mean - their_mean), 9) < LARGE_DIFFERENCE:
                 continue
             side = "higher" if mean > their_mean else "lower"
             tested = tests.get(name, "not tested")
@@ -227,15 +229,21 @@ def _list_class_metrics(method: MethodResult) -> dict[str, MeanAndSd]:
 
 
 def describe_site_gains(comparison: MethodComparison) -> list[str]:
-    """Return a sentence for each other method on the sites that gain or lose, and on sites that cannot be compared."""
+    """Return a sentence for each other method with the sites that gain or lose, and the sites that are not compared."""
     sentences = []
     for other in dict.fromkeys(gain.other for gain in comparison.site_gains):
-        words = PLAIN_WORDS.get(comparison.kinds.get(other, ""), "")
+        words = PLAIN_METHOD_NAMES.get(comparison.kinds.get(other, ""), "")
         gains = [gain for gain in comparison.site_gains if gain.other == other]
         sentences.append(
             _describe_method_site_gains(f"{words} ({other})" if words and words != other else other, gains)
         )
     return sentences
+
+
+def _list_or_count_sites(sites: Sequence[str]) -> str:
+    if len(sites) <= MAX_SITES_LISTED:
+        return join_as_english_list(sites)
+    return format_count_with_noun(len(sites), "site")
 
 
 def _describe_method_site_gains(other: str, gains: Sequence[SiteGain]) -> str:
@@ -244,11 +252,7 @@ def _describe_method_site_gains(other: str, gains: Sequence[SiteGain]) -> str:
     for gain in gains:
         if gain.gain is None:
             by_reason.setdefault(gain.reason, []).append(gain.site)
-    left_out = "; ".join(
-        f"{join_as_english_list(sites) if len(sites) <= LISTED else format_count_with_noun(len(sites), 'site')}: "
-        f"{reason}"
-        for reason, sites in by_reason.items()
-    )
+    left_out = "; ".join(f"{_list_or_count_sites(sites)}: {reason}" for reason, sites in by_reason.items())
     if not compared:
         return f"No site can be compared with {other}: {left_out if len(by_reason) > 1 else next(iter(by_reason))}."
     parts = []
@@ -259,20 +263,20 @@ def _describe_method_site_gains(other: str, gains: Sequence[SiteGain]) -> str:
                 who = f"The only site {verb}" if len(compared) == 1 else f"All {len(compared)} sites {plural}"
             parts.append(f"{who} {against}: {_format_site_gains(winners)}.")
     undecided = [gain for gain in compared if gain.verdict == "open"]
-    if enough := [gain for gain in undecided if len(gain.seeds) >= FEWEST_SEEDS]:
+    if enough := [gain for gain in undecided if len(gain.seeds) >= MIN_SEEDS]:
         parts.append(
             f"Not distinguishable from {other} at {format_count_with_noun(len(enough), 'site')}: "
             f"{_format_site_gains(enough)}."
         )
-    if few := [gain for gain in undecided if len(gain.seeds) < FEWEST_SEEDS]:
-        need = f"with too few seeds for a verdict, which needs {FEWEST_SEEDS}"
+    if few := [gain for gain in undecided if len(gain.seeds) < MIN_SEEDS]:
+        need = f"with too few seeds for a verdict, which needs {MIN_SEEDS}"
         parts.append(f"Beside {other}, {need}: {_format_site_gains(few)}.")
     return " ".join([*parts, f"Not compared: {left_out}."] if left_out else parts)
 
 
 def _format_site_gains(gains: Sequence[SiteGain]) -> str:
-    """List the first sites with their gains, and count the others."""
+    """Return a text with the first sites and their gains, and the number of further sites."""
     sites = [
         f"{g.site} {format_signed(g.gain)} ({format_number(g.other_auroc)} → {format_number(g.auroc)})" for g in gains
     ]
-    return list_first_and_count_rest(sites, LISTED)
+    return list_first_and_count_rest(sites, MAX_SITES_LISTED)

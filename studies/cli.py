@@ -1,4 +1,4 @@
-"""The command line of ``flwr-sim``, the researcher's program, which simulates federations on one machine."""
+"""The command line of ``flwr-sim``, the program for researchers, which simulates federations on one machine."""
 
 # isort: off
 import polyclinic.common  # noqa: F401 - first: Ctrl-C may come at any moment
@@ -79,7 +79,7 @@ TrackTo = Annotated[
 Yes = Annotated[
     bool, typer.Option("--yes", help="Talk to the hosts that the experiment names, without a question. Names them.")
 ]
-RESUMABLE = ("run", "compare", "study", "benchmark")
+RESUMABLE_COMMANDS = ("run", "compare", "study", "benchmark")
 """Commands that can be continued after they were stopped."""
 ModelFolder = Annotated[
     Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")
@@ -520,9 +520,9 @@ def run_offline_demo(
     from polyclinic.common.system.preflight import find_folder_write_faults
     from polyclinic.server.runs.folder import find_demo_folder_faults
     from polyclinic.strategies.method_list import read_experiment_without_torch
-    from polyclinic.studies.compare import DEMO, run_demo
+    from polyclinic.studies.compare import DEMO_EXPERIMENT, run_demo
 
-    read_experiment_without_torch(DEMO, _add_backend_override([], backend))  # before torch is imported
+    read_experiment_without_torch(DEMO_EXPERIMENT, _add_backend_override([], backend))  # before torch is imported
     raise_faults(find_demo_folder_faults(out) or find_folder_write_faults(out))
     _tell_about_missing_ray(backend)
     run_demo(out, backend, console)
@@ -556,7 +556,7 @@ def predict_images(
     Example: flwr-sim predict runs/organs series/ --out masks --dicom-seg
     """
     from polyclinic.common.prediction.pictures import refuse_data_without_pictures
-    from polyclinic.data.base.image_set import MOST_SKIPPED_NAMED, SkippedImage, describe_skipped_images
+    from polyclinic.data.base.image_set import MAX_SKIPPED_LISTED, SkippedImage, describe_skipped_images
     from polyclinic.server.export.preflight import parse_rendering_options, refuse_wrong_model_paths
 
     rendering = parse_rendering_options(frame, axis, window, bit_depth)
@@ -583,7 +583,7 @@ def predict_images(
     for name, reason in pictures.without_segmentation.items():
         console.print(f"{name}: {reason}", soft_wrap=True, markup=False)
     if pictures.others:
-        others = list_first_and_count_rest(pictures.others, MOST_SKIPPED_NAMED)
+        others = list_first_and_count_rest(pictures.others, MAX_SKIPPED_LISTED)
         console.print(f"no pictures: {others}", soft_wrap=True, markup=False)
     from polyclinic.server.reporting.tables import format_model_limitations
 
@@ -670,7 +670,15 @@ def evaluate_model(
 
 @dataclass(frozen=True)
 class SeveralModels:
-    """Arguments of ``evaluate`` with several models, models of others, several data sets, or subgroups."""
+    """Arguments of ``evaluate`` for several models, foreign models, several data sets, or subgroups.
+
+    Attributes:
+        paths: Models and data sets.
+        by: Columns of subgroups, as the user wrote them.
+        trust: ``.pt2`` files that may run programs of their authors.
+        every: True to score all images, not only those of test parts.
+        out: New folder for the page; None for no page.
+    """
 
     paths: tuple[Path, ...]
     by: tuple[str, ...]
@@ -680,10 +688,10 @@ class SeveralModels:
 
 
 def _evaluate_several_models(asked: SeveralModels, csv_options: Sequence[str], *, yes: bool, as_json: bool) -> None:
-    """Score several models, and write their page.
+    """Score several models, and print the results or write a page.
 
     Args:
-        csv_options: The options of csv and npz files that the user wrote.
+        csv_options: Names of the options for csv and npz files that the user set.
     """
     from polyclinic.common.evaluation.foreign import find_model_file, is_model_path
     from polyclinic.common.evaluation.groups import parse_grouping
@@ -771,7 +779,10 @@ def _add_backend_override(overrides: list[str], backend: str | None) -> list[str
 
 
 def _tell_about_missing_ray(backend: str | None) -> None:
-    """Print on standard error why sites train one after the other, if nobody chose that and Ray is not installed."""
+    """Print a line on standard error if Ray is not installed and the user chose no backend.
+
+    The line says that sites are trained one after another, and how to install Ray.
+    """
     from polyclinic.common.system.packages import is_package_installed, make_extras_command
 
     if backend is None and not is_package_installed("ray"):
@@ -785,17 +796,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line of ``flwr-sim``; exit with 2 for faults of the input, and with 1 if a run fails."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     with stop_on_signals():
-        if words and words[0] in RESUMABLE:
+        if words and words[0] in RESUMABLE_COMMANDS:
             set_resume_hint(partial(make_resume_command, words))
         run_command_line_program(app, arguments, (ProgramCannotContinue,))
 
 
 def make_resume_command(words: list[str]) -> str:
-    """Return the command line that continues a stopped command: the same, with ``--resume`` if its run has begun."""
-    apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
-    out = next((after for before, after in pairwise(apart) if before == "--out"), "")
-    begun = words[0] == "run" and Path(out, "events.jsonl").is_file()
-    resume = ["--resume"] if begun and "--resume" not in words else []
+    """Return the command line that continues a stopped command: the same one, with ``--resume`` for a started run."""
+    separate_words = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
+    out = next((value for option, value in pairwise(separate_words) if option == "--out"), "")
+    has_started = words[0] == "run" and Path(out, "events.jsonl").is_file()
+    resume = ["--resume"] if has_started and "--resume" not in words else []
     return shlex.join(["flwr-sim", *words, *resume])
 
 

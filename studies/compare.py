@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from polyclinic.server.runs.reader import RunFolderContent
     from polyclinic.studies.comparison import MethodComparison
 
-REPORT = "report.html"
-DEMO = Path(__file__).parent / "demo.toml"
-METHODS = ("surgical", "vanilla")
-INTRODUCTION = """\
+REPORT_FILE = "report.html"
+DEMO_EXPERIMENT = Path(__file__).parent / "demo.toml"
+DEMO_METHODS = ("surgical", "vanilla")
+DEMO_INTRODUCTION = """\
 [bold]Four hospitals, one model.[/] Each annotates two findings that all annotate, and some that nobody else does.
 The pictures are procedural phantoms, synthetic and made here: nothing is downloaded.
 """
@@ -45,12 +45,12 @@ def run_comparison(
     A finished run of the same experiment in the folder is reused.
 
     Args:
-        jobs: Number of runs at a time; None for as many as fit.
-        track: Service that receives the metrics in addition to the run folders.
-        progress: Form in which progress is shown; a quiet console shows none.
+        jobs: Number of runs at the same time; None for as many as cores and GPUs allow.
+        track: Service to which the metrics are logged, in addition to the run folders.
+        progress: Format in which progress is printed.
 
     Raises:
-        BadInput: With the faults of all experiments, before anything runs; also if a folder holds another experiment.
+        BadInput: With the faults of all experiments, before a run starts; also if a folder has another experiment.
         RunsFailed: If a run fails, after the others have finished.
     """
     refuse_seed_override(overrides)
@@ -66,7 +66,7 @@ def run_comparison(
     console.print(format_comparison_tables(comparison))
     for sentence in (describe_headline_result(comparison), *comparison.cautions):
         console.print(sentence, markup=False, highlight=False)
-    console.print(f"Report: {out / REPORT}", soft_wrap=True)
+    console.print(f"Report: {out / REPORT_FILE}", soft_wrap=True)
 
 
 def compare_trials(
@@ -83,13 +83,13 @@ def compare_trials(
 
     Args:
         in_this_process: As for :func:`polyclinic.studies.runner.run_trials`.
-        cautions: Sentences of the caller that come first among the comparison's own.
+        cautions: Sentences that are put before the cautions of the comparison.
 
     Returns:
         The comparison, and the run of each trial.
 
     Raises:
-        BadInput: With the faults of all experiments, before anything runs; also if a folder holds another experiment.
+        BadInput: With the faults of all experiments, before a run starts; also if a folder has another experiment.
         RunsFailed: If a run fails, after the others have finished.
     """
     if len({trial.folder for trial in trials}) < len(trials):
@@ -105,12 +105,12 @@ def compare_trials(
     raise_faults(
         [Fault("run.name", f'"{label}" is the name of {quote_names(names)}.', remedy) for label, names in same.items()]
     )
-    from polyclinic.studies.runner import (  # here: a wrong call is refused before torch is imported
+    from polyclinic.studies.runner import (  # imported here, so that a wrong call is refused before torch is imported
         count_possible_parallel_runs,
         run_trials,
     )
 
-    open_mlflow_store(trials[0].track)  # made here once, not by several runs at a time
+    open_mlflow_store(trials[0].track)  # create it once, before several runs open it at the same time
     check_trials(trials)
     jobs = 1 if in_this_process else jobs or count_possible_parallel_runs(trials)
     run_trials(trials, out, jobs, console, progress, in_this_process=in_this_process)
@@ -122,7 +122,7 @@ def compare_trials(
     comparison = compare_methods(runs)
     comparison = replace(comparison, cautions=(*cautions, *comparison.cautions))
     write_comparison(comparison, out / "comparison.json")
-    write_comparison_report(comparison, out / REPORT, runs)
+    write_comparison_report(comparison, out / REPORT_FILE, runs)
     write_atomically(out / "comparison.md", f"{comparison_as_markdown(comparison)}\n".encode())
     return comparison, runs
 
@@ -142,28 +142,28 @@ def run_demo(out: Path, backend: str | None, console: Console) -> None:
     from polyclinic.server.simulation.simulate import simulate
     from polyclinic.studies.comparison import compare_methods, write_comparison
     from polyclinic.studies.comparison_report import write_comparison_report
-    from polyclinic.studies.statistics import FEWEST_SEEDS
+    from polyclinic.studies.statistics import MIN_SEEDS
 
     raise_faults(find_demo_folder_faults(out))
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     write_atomically(out / DEMO_MARK_FILE, b"flwr-sim demo may remove this folder.\n")
-    console.print(INTRODUCTION)
-    for method in METHODS:
+    console.print(DEMO_INTRODUCTION)
+    for method in DEMO_METHODS:
         console.print(f"Training [bold]{method}[/] ...")
         overrides = [f'run.method="{method}"', f'run.name="{method}"']
         overrides += [f'simulation.backend="{backend}"'] if backend else []
-        simulate(read_experiment(DEMO, overrides), out / method, console)
-    runs = {method: read_run(out / method) for method in METHODS}
+        simulate(read_experiment(DEMO_EXPERIMENT, overrides), out / method, console)
+    runs = {method: read_run(out / method) for method in DEMO_METHODS}
     comparison = compare_methods(list(runs.values()))
     write_comparison(comparison, out / "comparison.json")
     report = write_comparison_report(comparison, out / "report.html", list(runs.values()))
     console.print(make_class_auroc_table({method: run.summary for method, run in runs.items()}))
-    tests = [runs[method].summary.test for method in METHODS]
+    tests = [runs[method].summary.test for method in DEMO_METHODS]
     headlines = [test.compute_headline_auroc(test.unique_classes.classes) for test in tests]
     surgical, vanilla = (format_value_with_error(headline.mean) for headline in headlines)
     console.print(
         f"On findings that one hospital alone annotates: mean AUROC {surgical} with surgical aggregation, {vanilla}"
-        f" with vanilla FL, which takes missing labels as negative. One seed: a verdict needs {FEWEST_SEEDS}."
+        f" with vanilla FL, which takes missing labels as negative. One seed: a verdict needs {MIN_SEEDS}."
     )
     console.print(f"Report: {report}", soft_wrap=True)

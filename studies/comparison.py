@@ -1,4 +1,4 @@
-"""The comparison of runs: methods averaged over seeds, the first method against the others, gains of sites."""
+"""Compare runs: average methods over seeds, test the first method against the others, compute the gains of sites."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -43,7 +43,7 @@ from polyclinic.server.reporting.run_claims import (
 from polyclinic.server.runs.reader import SINGLE_CLASS_MEASURES, Measure, RunFolderContent, RunSummary
 from polyclinic.studies.statistics import (
     ALPHA,
-    FEWEST_SEEDS,
+    MIN_SEEDS,
     PairedTest,
     Scores,
     are_differences_equal,
@@ -53,11 +53,12 @@ from polyclinic.studies.statistics import (
 )
 
 ENSEMBLE = "ensemble"
-NO_BETTER_ROUND = "no round was better on validation than before round 1"
 """Method name of an ensemble of the models that sites trained alone."""
 
-FEWEST_IMAGES = 10
-"""A class with fewer positive or negative test images is named in a caution."""
+NO_BETTER_ROUND_SENTENCE = "no round was better on validation than before round 1"
+
+MIN_CLASS_IMAGES = 10
+"""A class with fewer positive or negative test images is listed in a caution."""
 
 Subset = Literal["all", "shared", "unique"]
 Pairing = Literal["classes", "classes x seeds"]
@@ -67,7 +68,7 @@ ByMethod = Mapping[str, Seeds]  # label -> seed -> run
 Members = Mapping[Subset, set[tuple[int, str]]]  # subset -> (seed, class)
 
 SUBSETS: tuple[Subset, ...] = get_args(Subset)
-PAIRINGS: dict[Pairing, Callable[[Scores, Scores, np.random.Generator], PairedTest]] = {
+TESTS_BY_PAIRING: dict[Pairing, Callable[[Scores, Scores, np.random.Generator], PairedTest]] = {
     "classes": compare_over_classes,
     "classes x seeds": compare_classes_and_seeds,
 }
@@ -75,7 +76,7 @@ PAIRINGS: dict[Pairing, Callable[[Scores, Scores, np.random.Generator], PairedTe
 
 @dataclass(frozen=True)
 class MeanAndSd:
-    """Mean and sample SD (ddof 1) over seeds; None if undefined, such as the SD of one seed."""
+    """Mean and sample standard deviation (``n - 1``) over seeds; None if undefined, such as the SD of one seed."""
 
     mean: float | None
     sd: float | None
@@ -88,9 +89,9 @@ class MethodResult:
     Attributes:
         auroc: Subset of classes -> mean and SD over seeds of the mean AUROC over these classes.
         per_class: Class -> AUROC, averaged over the seeds in which it is defined.
-        intervals: Class -> 95 % bootstrap interval over the test set's patients, its ends averaged over the seeds; only
-            if the coordinator tested one model.
-        measures: Metrics of a multi-class task that at least one seed has.
+        intervals: Class -> 95 % bootstrap interval over the patients of the test set, with ends averaged over the
+            seeds; only if the coordinator tested one model.
+        measures: Metrics of a multi-class task, if at least one seed has them.
         more: Metric of a plug-in -> mean and SD over seeds of its mean over the classes.
         auroc_by_seed: Subset of classes -> seed -> mean AUROC over these classes; None if no class has an AUROC.
     """
@@ -112,7 +113,7 @@ class MethodResult:
 class MethodContrast:
     """The test of the reference against one other method, over a subset of the classes.
 
-    Holm's correction is over all methods tested with the same subset and pairing.
+    Holm's correction is over all methods that are tested with the same subset and pairing.
     """
 
     other: str
@@ -126,14 +127,14 @@ class SiteGain:
     """The difference between the reference and another method at one site, on the same test images.
 
     Attributes:
-        gain: Mean AUROC over the site's classes, reference minus other method, averaged over seeds; None if nothing is
-            compared.
+        gain: Mean AUROC over the site's classes, reference minus other method, averaged over seeds; None if the methods
+            cannot be compared.
         sd: Sample SD of the gain over seeds; None with one seed.
         auroc, other_auroc: Mean AUROC of the reference and of the other method.
         classes: Classes compared in at least one seed.
         losses: Number of these classes on which the reference has the lower AUROC, averaged over seeds.
         seeds: Seeds compared.
-        reason: Reason why nothing is compared, or a seed is left out; empty if all seeds are compared.
+        reason: Reason why the methods cannot be compared, or a seed is left out; empty if all seeds are compared.
         p: P-value of a two-sided t-test over seeds; the null hypothesis is a gain of zero. Holm's correction is over
             all sites for the same other method. None with fewer than three seeds, or if all seeds have the same gain.
     """
@@ -152,14 +153,14 @@ class SiteGain:
 
     @property
     def verdict(self) -> Verdict:
-        """Return ``gains`` or ``loses`` if the gain is significant over seeds, otherwise ``open``."""
+        """``gains`` or ``loses`` if the gain is significant over seeds, otherwise ``open``."""
         if self.gain is None or self.p is None or self.p >= ALPHA:
             return "open"
         return "gains" if self.gain > 0 else "loses"
 
 
 def name_figure_in_text(text: str, figure: str) -> str:
-    """Return a text about AUROCs with ``figure``, such as Dice, in place of AUROC."""
+    """Replace the word AUROC in a text by the name of another metric, such as Dice."""
     return text if figure == "AUROC" else text.replace("an AUROC", f"a {figure}").replace("AUROC", figure)
 
 
@@ -168,20 +169,20 @@ class MethodComparison:
     """The content of the comparison's tables and report.
 
     Attributes:
-        reference: Label of the method that each other method is tested against.
+        reference: Label of the method with which each other method is compared.
         methods: Results of the reference, then of the other methods in the order of the runs.
-        class_groups: Class names by the number of sites that annotate them: ``"shared"`` (all), ``"some"``,
-            ``"unique"`` (one), or ``"varies"`` from seed to seed.
+        class_groups: Group -> class names. The group is ``"shared"`` if all sites annotate the class, ``"unique"`` if
+            one site does, ``"some"`` for other numbers, and ``"varies"`` if it differs between seeds.
         contrasts: A test for every other method, subset of the classes (all, shared, unique) and pairing (by class, or
             by class and seed).
-        cautions: Sentences on conditions that make the comparison uneven.
-        site_gains: Differences between the reference and every other method, site by site.
-        kinds: Label of a method in tables (the run's name, if it has one) -> the method's own name, such as ``fedavg``.
+        cautions: Sentences about conditions that make the comparison uneven.
+        site_gains: Differences between the reference and every other method at each site.
+        kinds: Label of a method in tables (the run's name, if it has one) -> name of the method, such as ``fedavg``.
         external: The comparison on the external test set; None unless every run has one.
-        figure: The figure that is compared; ``Dice`` for segmentations, whose Dice is then in all fields named after
-            the AUROC.
-        same_models: Label of another method whose model is the reference's own in each seed -> True if the reason is
-            that every site annotates every class; False if it is another, such as the initial model.
+        figure: Name of the metric that is compared, AUROC or Dice. For segmentations, all fields with ``auroc`` in
+            their names have the Dice.
+        same_models: Label of another method whose final model equals the reference's in each seed -> True if the reason
+            is that every site annotates every class; False for another reason, such as an unchanged initial model.
     """
 
     reference: str
@@ -196,32 +197,34 @@ class MethodComparison:
     figure: str = "AUROC"
 
     def name_figure(self, text: str) -> str:
-        """Return a text about AUROCs with the name of the figure that is compared."""
+        """Replace the word AUROC in a text by the name of the metric that is compared."""
         return name_figure_in_text(text, self.figure)
 
     @property
     def available_metrics(self) -> list[Measure]:
-        """Return the multi-class metrics that at least one method has, in the order of tables."""
+        """The multi-class metrics that at least one method has, in the order of tables."""
         return [
             measure for measure in SINGLE_CLASS_MEASURES if any(measure in method.measures for method in self.methods)
         ]
 
     @property
     def own_metrics(self) -> dict[str, str]:
-        """Return metric of a plug-in -> its short name for tables."""
+        """Metric of a plug-in -> its short name for tables."""
         return shorten_metric_names(dict.fromkeys(name for method in self.methods for name in method.more))
 
     def find_method_contrast(self, other: str, subset: Subset = "all", pairing: Pairing = "classes") -> MethodContrast:
-        """Return the test against one other method; by default the deciding one, over all classes."""
+        """Return the test against one other method; by default the main test, over all classes."""
         key = (other, subset, pairing)
-        return next(each for each in self.contrasts if (each.other, each.subset, each.pairing) == key)
+        return next(
+            contrast for contrast in self.contrasts if (contrast.other, contrast.subset, contrast.pairing) == key
+        )
 
 
 def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0) -> MethodComparison:
-    """Average each method over its seeds and test the first method against every other.
+    """Average each method over its seeds, and test the first method, the reference, against every other.
 
-    The partition is drawn from the seed, so shared and unique classes may differ by seed. They are taken from the
-    reference's run of the same seed, so that a method that pools all data is scored on the same classes. If sites
+    The partition depends on the seed, so that shared and unique classes may differ between seeds. They are taken from
+    the reference's run with the same seed, so that a method that pools all data is scored on the same classes. If sites
     trained alone, the ensemble of their models counts as another method.
 
     Raises:
@@ -247,7 +250,7 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
                 for label, aurocs in scores.items()
             }
             tests = correct_family_by_holm(
-                [PAIRINGS[pairing](chosen[reference], chosen[other], generator) for other in others]
+                [TESTS_BY_PAIRING[pairing](chosen[reference], chosen[other], generator) for other in others]
             )
             contrasts += [
                 MethodContrast(other, subset, pairing, test) for other, test in zip(others, tests, strict=True)
@@ -267,10 +270,10 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
     figure = figures.pop() if figures else "AUROC"
     external = None
     if all(run.summary.external is not None for run in runs):
-        less: dict[str, object] = {"external": None, "ensemble": None, "client_accuracy": None, "per_site": {}}
-        summaries = [run.summary.model_copy(update={**less, "test": run.summary.external}) for run in runs]
-        tested = [replace(run, summary=summary) for run, summary in zip(runs, summaries, strict=True)]
-        external = compare_methods(tested, bootstrap_seed=bootstrap_seed)
+        removed: dict[str, object] = {"external": None, "ensemble": None, "client_accuracy": None, "per_site": {}}
+        summaries = [run.summary.model_copy(update={**removed, "test": run.summary.external}) for run in runs]
+        external_runs = [replace(run, summary=summary) for run, summary in zip(runs, summaries, strict=True)]
+        external = compare_methods(external_runs, bootstrap_seed=bootstrap_seed)
     return MethodComparison(
         reference=reference,
         methods=tuple(
@@ -288,7 +291,7 @@ def compare_methods(runs: Sequence[RunFolderContent], *, bootstrap_seed: int = 0
 
 
 def _show_dice_as_auroc(run: RunFolderContent) -> RunFolderContent:
-    """Return a segmentation with each Dice in the place of an AUROC, which all tables compare.
+    """Return a segmentation run with the Dice in the fields for the AUROC, so that the same tables compare it.
 
     A run of another task is returned unchanged.
     """
@@ -338,10 +341,10 @@ def _show_dice_of_classes(per_class: Mapping[str, ClassMetrics]) -> dict[str, Cl
 
 
 def find_same_models(by_method: ByMethod) -> dict[str, bool]:
-    """Return the methods that end with the first method's model in each seed.
+    """Return the methods whose final model is equal to that of the first method in each seed.
 
     Returns:
-        Label -> True if the reason is that every site annotates every class, which makes many methods the same.
+        Label -> True if the reason is that every site annotates every class, which makes many methods equal.
     """
     reference, *others = by_method
     of_reference = by_method[reference]
@@ -349,11 +352,13 @@ def find_same_models(by_method: ByMethod) -> dict[str, bool]:
     for label in others:
         common = sorted(by_method[label].keys() & of_reference.keys())
         pairs = [(by_method[label][seed].summary, of_reference[seed].summary) for seed in common]
-        # An ensemble is several models; the hash in its summary is that of the run's own model.
+        # An ensemble consists of several models; the hash in its summary is that of another model, the run's.
         is_model = all(ours.method != ENSEMBLE != theirs.method and ours.model_sha256 for ours, theirs in pairs)
         if common and is_model and all(ours.model_sha256 == theirs.model_sha256 for ours, theirs in pairs):
             summaries = [of_reference[seed].summary for seed in common]
-            same[label] = all(annotates_every_class(each) and not each.is_initial_model_tested for each in summaries)
+            same[label] = all(
+                annotates_every_class(summary) and not summary.is_initial_model_tested for summary in summaries
+            )
     return same
 
 
@@ -363,14 +368,14 @@ def annotates_every_class(summary: RunSummary) -> bool:
 
 
 def write_comparison(comparison: MethodComparison, destination: Path) -> Path:
-    """Write the comparison as the JSON file ``destination``; return its path."""
+    """Write the comparison as a JSON file, and return its path."""
     text = format_as_json_text(asdict(comparison), indent=2, allow_nan=True)
     write_atomically(destination, f"{text}\n".encode())
     return destination
 
 
 def _group_by_method(runs: Sequence[RunFolderContent]) -> dict[str, dict[int, RunFolderContent]]:
-    """Return label -> seed -> run; add the ensemble of models trained alone as a run under a label of its own.
+    """Return label -> seed -> run; an ensemble of models that sites trained alone is added as a run with its own label.
 
     Raises:
         BadInput: If there is no run, or a label has the same seed twice.
@@ -409,9 +414,9 @@ def _group_classes_by_subset(by_method: ByMethod) -> Members:
 
 
 def _keep_averaged_classes(members: Members, by_method: ByMethod) -> Members:
-    """Return the pairs whose classes count in the mean AUROC of each run of the seed, by the rule of a single run.
+    """Return the pairs of seed and class that count in the mean AUROC of every run with this seed.
 
-    All methods are averaged over the same classes.
+    A class is left out if too few test images show it in a run. So all methods are averaged over the same classes.
     """
     left_out_by_seed = dict[int, set[str]]()
     for seeds in by_method.values():
@@ -427,7 +432,7 @@ def _keep_averaged_classes(members: Members, by_method: ByMethod) -> Members:
 def collect_auroc_scores(runs: Iterable[RunFolderContent]) -> Scores:
     """Return (seed, class) -> AUROC; None if it is undefined or not exact.
 
-    An AUROC from score histograms has an error, which could explain a difference between two methods.
+    An AUROC from score histograms is not exact, and its error could explain a difference between two methods.
     """
     tests = {run.summary.seed: run.summary.test.per_class for run in runs}
     return {
@@ -500,14 +505,14 @@ def _list_comparison_cautions(by_method: ByMethod) -> Iterator[str]:
     for label, seeds in by_method.items():
         if untrained := [seed for seed, run in sorted(seeds.items()) if run.summary.is_initial_model_tested]:
             which = _count_seeds(untrained, len(seeds))
-            yield f"{label}: with {which} {NO_BETTER_ROUND}; the initial model is tested."
+            yield f"{label}: with {which} {NO_BETTER_ROUND_SENTENCE}; the initial model is tested."
     for label, seeds in by_method.items():
         yield from _describe_poor_training(label, seeds)
     yield from _describe_absent_sites(by_method)
     results = [item for run in by_method[reference].values() for item in run.summary.test.per_class.items()]
     counts = [(name, (r.positives, r.negatives)) for name, r in results if r.exact_metric_or_none("auroc") is not None]
-    if rare := sorted({name for name, kinds in counts if any(n is not None and n < FEWEST_IMAGES for n in kinds)}):
-        few = f"fewer than {FEWEST_IMAGES} test images with or without the finding"
+    if rare := sorted({name for name, kinds in counts if any(n is not None and n < MIN_CLASS_IMAGES for n in kinds)}):
+        few = f"fewer than {MIN_CLASS_IMAGES} test images with or without the finding"
         yield f"{quote_names(rare)}: {few} in at least one run."
     yield from _describe_classes_outside_means(summaries)
     lacking: dict[tuple[str, ...], list[str]] = {}  # classes without an AUROC -> methods that lack exactly these
@@ -526,7 +531,7 @@ def _list_comparison_cautions(by_method: ByMethod) -> Iterator[str]:
 
 
 def _describe_classes_outside_means(summaries: Sequence[RunSummary]) -> Iterator[str]:
-    """Yield a caution on the classes that too few test images show to count in a mean AUROC."""
+    """Yield a caution about the classes that are left out of mean AUROCs, because too few test images show them."""
     counted, left_out = set[tuple[int, str]](), set[tuple[int, str]]()  # pairs of seed and class
     most_positives = dict[str, int]()
     for summary in summaries:
@@ -548,7 +553,7 @@ def _describe_classes_outside_means(summaries: Sequence[RunSummary]) -> Iterator
 
 
 def _describe_poor_training(label: str, seeds: Seeds) -> Iterator[str]:
-    """Yield cautions on what the runs of a method say of themselves: nothing detected, one score, too few rounds."""
+    """Yield cautions about poor runs of a method: equal scores, undetected classes, no sensitivity, few rounds."""
     runs = [run for _, run in sorted(seeds.items())]
     if one_score := [run.summary.seed for run in runs if gives_all_images_one_score(run)]:
         which = _count_seeds(one_score, len(runs))
@@ -572,15 +577,15 @@ def _describe_poor_training(label: str, seeds: Seeds) -> Iterator[str]:
         yield f"{label}: with {which} validation was best in the last round: more rounds may give a better model."
 
 
-def _list_classes_with_run_counts(counts: Counter[str], of_all: int) -> str:
-    """Return classes as a list, each with its number of runs: ``"“edema” (1 of 2 runs) and “mass” (2 of 2 runs)"``."""
-    runs = format_count_with_noun(of_all, "run")
+def _list_classes_with_run_counts(counts: Counter[str], total: int) -> str:
+    """Return a text with classes and their numbers of runs: ``"“edema” (1 of 2 runs) and “mass” (2 of 2 runs)"``."""
+    runs = format_count_with_noun(total, "run")
     return list_first_and_count_rest([f"“{name}” ({count} of {runs})" for name, count in counts.items()], MAX_NAMES)
 
 
-def _count_seeds(seeds: Sequence[int], of_all: int) -> str:
-    """Return how many seeds these are, with their numbers: ``"2 seeds of 3 (0 and 2)"``."""
-    return f"{format_count_with_noun(len(seeds), 'seed')} of {of_all} ({format_rounds(seeds)})"
+def _count_seeds(seeds: Sequence[int], total: int) -> str:
+    """Return a text with the number of seeds and the seeds: ``"2 seeds of 3 (0 and 2)"``."""
+    return f"{format_count_with_noun(len(seeds), 'seed')} of {total} ({format_rounds(seeds)})"
 
 
 def _describe_absent_sites(by_method: ByMethod) -> Iterator[str]:
@@ -606,7 +611,7 @@ def _describe_uneven_runs(label: str, seeds: Seeds, reference: str, of_reference
 
 
 def compare_methods_at_sites(by_method: ByMethod) -> tuple[SiteGain, ...]:
-    """Compare the first method with every other at each site, on the classes that the site annotates."""
+    """Compare the first method with every other method at each site, on the classes that the site annotates."""
     reference, *others = by_method
     sites = sorted({site for run in by_method[reference].values() for site in run.summary.sites})
     corrected_gains: list[SiteGain] = []
@@ -633,7 +638,7 @@ def _compute_site_gain(site: str, other: str, of_reference: Seeds, of_other: See
         return SiteGain(site, other, reason=reasons[0] if reasons else "no seed in common")
     means = np.array([np.mean(list(aurocs.values()), axis=0) for aurocs in pairs.values()])  # (seeds, 2)
     gains = means[:, 0] - means[:, 1]
-    tested = len(gains) >= FEWEST_SEEDS and not are_differences_equal(gains)
+    tested = len(gains) >= MIN_SEEDS and not are_differences_equal(gains)
     classes = tuple(dict.fromkeys(name for aurocs in pairs.values() for name in aurocs))
     by_class = [[aurocs[name] for aurocs in pairs.values() if name in aurocs] for name in classes]
     return SiteGain(

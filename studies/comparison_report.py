@@ -1,4 +1,4 @@
-"""A comparison of several runs as an HTML page with figures, and as tables for the terminal and for Markdown."""
+"""Write a comparison of runs as an HTML page with figures, and as tables for the terminal and for Markdown."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,14 +29,14 @@ from polyclinic.studies.comparison import (
 )
 
 TEMPLATES = Path(__file__).parent / "templates"
-MAX_SITES = 60
-NAMED_SITES = 24
-"""Most sites whose names the figure of gains shows; with more sites it shows ranks."""
+MAX_GAIN_ROWS = 60
+MAX_NAMED_SITES = 24
+"""If there are more sites, the figure of gains shows ranks instead of names."""
 NEAR_CHANCE = 0.7
-"""The AUROC axis begins at 0.5 only if a value is below this, so that the markers do not crowd."""
-LANE = 0.5
-"""Height of one method's lane, as a share of a row."""
-OWN_METRICS = "Metrics of your own"
+"""The AUROC axis begins at 0.5 only if a value is below this one, so that the markers do not crowd."""
+LANE_HEIGHT = 0.5
+"""Height of the lane of a method, as a fraction of a row."""
+OWN_METRICS_TITLE = "Metrics of your own"
 TESTED_SUBSETS: tuple[Subset, ...] = ("all", "unique")
 
 
@@ -46,7 +46,7 @@ def write_comparison_report(
     """Write the comparison as the HTML file ``destination``; return its path.
 
     Args:
-        runs: The compared runs; the page links to their own reports if these are below the page's folder.
+        runs: The compared runs; the page links to their reports that are below its folder.
     """
     groups = [AnnotatedClassGroup(kind, classes) for kind, classes in comparison.class_groups.items()]
     deciding = [each for each in comparison.contrasts if each.pairing == "classes"]
@@ -79,7 +79,7 @@ def write_comparison_report(
         by_seed=[each for each in comparison.contrasts if each.pairing == "classes x seeds"],
         by_method=draw_auroc_by_method(comparison.methods, groups),
         differences=draw_method_differences(deciding) if deciding else "",
-        gain_rows=list(by_site.items())[:MAX_SITES],
+        gain_rows=list(by_site.items())[:MAX_GAIN_ROWS],
         gain_sentences=claims.describe_site_gains(comparison),
         gains=draw_gains_by_site(comparison),
         subsets=draw_auroc_by_subset(comparison.methods),
@@ -94,7 +94,7 @@ def write_comparison_report(
 
 
 def find_best_class_aurocs(comparison: MethodComparison) -> dict[str, str]:
-    """Return class -> best AUROC as printed, so that all methods equal to three decimals are marked as best."""
+    """Return class -> best AUROC to three decimals, so that all methods equal when printed are marked as best."""
     best = {}
     names = [name for group in comparison.class_groups.values() for name in group]
     for name in names:
@@ -108,7 +108,7 @@ def find_best_class_aurocs(comparison: MethodComparison) -> dict[str, str]:
 
 
 def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[AnnotatedClassGroup]) -> Markup:
-    """Draw each class's AUROC averaged over seeds, with a marker for each method and its interval if known."""
+    """Draw the AUROC of each class (mean over seeds): a marker for each method, with its interval if known."""
     plot = Plot(Axis("AUROC (mean over seeds)"))
     positions = label_class_rows(plot, groups)
     styles = choose_series_styles(len(methods))
@@ -128,14 +128,14 @@ def draw_auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[Annot
     values = [value for method in methods for value in method.per_class.values() if value is not None]
     if min([*values, *ends], default=CHANCE_AUROC) < NEAR_CHANCE:
         plot.add_vertical_rule(CHANCE_AUROC, dash=DOTTED)
-    height = measure_class_rows(groups) * max(1.0, LANE * len(methods))
+    height = measure_class_rows(groups) * max(1.0, LANE_HEIGHT * len(methods))
     legend = [make_marker_entry(method.label, style) for method, style in zip(methods, styles, strict=True)]
     about = "Dot chart: AUROC of every class by method; the table has the numbers."
     return draw_figure([plot], "methods", about, height=height, legend=legend)
 
 
 def draw_method_differences(contrasts: Sequence[MethodContrast]) -> Markup:
-    """Draw the mean difference, with its interval, between the reference and each other method by class subset."""
+    """Draw the mean differences between the reference and each other method, by class subset, with intervals."""
     others = list(dict.fromkeys(each.other for each in contrasts))
     subsets = list(dict.fromkeys(each.subset for each in contrasts))
     styled = list(zip(subsets, choose_series_styles(len(subsets)), strict=True))
@@ -175,7 +175,7 @@ def draw_auroc_by_subset(methods: Sequence[MethodResult]) -> Markup:
 
 
 def draw_gains_by_site(comparison: MethodComparison) -> Markup:
-    """Draw each site's gain over each other method (sorted, if there are many sites); empty without gains."""
+    """Draw the gain of each site over each other method, sorted if there are many sites; empty without gains."""
     by_other: dict[str, list[tuple[str, float, float | None]]] = {}
     for gain in comparison.site_gains:
         if gain.gain is not None:
@@ -188,7 +188,7 @@ def draw_gains_by_site(comparison: MethodComparison) -> Markup:
         zip([m.label for m in comparison.methods], choose_series_styles(len(comparison.methods)), strict=True)
     )
     about = "Dot chart: what each site gains over each other method."
-    if len(sites) > NAMED_SITES:
+    if len(sites) > MAX_NAMED_SITES:
         plot = _plot_sorted_gains(by_other, styles)
         legend = [make_line_entry(f"over {other}", styles[other].color, styles[other].marker) for other in by_other]
         return draw_figure([plot], "gains", about, height=165, legend=legend)
@@ -214,9 +214,9 @@ def _plot_sorted_gains(
     for other, gains in by_other.items():
         style = styles[other]
         values = sorted(gain for _, gain, _ in gains)
-        places, every = list(range(1, len(values) + 1)), max(1, len(values) // 20)
-        plot.add_line(places, values, style.color)
-        plot.add_markers(places[::every], values[::every], style.marker, style.color, 6)
+        ranks, step = list(range(1, len(values) + 1)), max(1, len(values) // 20)
+        plot.add_line(ranks, values, style.color)
+        plot.add_markers(ranks[::step], values[::step], style.marker, style.color, 6)
     plot.add_horizontal_rule(0)
     return plot
 
@@ -247,8 +247,8 @@ def _label_divided_rows(plot: Plot, names: Sequence[str]) -> None:
 def make_comparison_tables(comparison: MethodComparison) -> list[FittedTable]:
     """Return the tables of a comparison, then those of the external test set.
 
-    They are of all methods, the classes, the tests, multi-class metrics, and metrics of the user's own. A column
-    without any figure is left out. A test with too few seeds has no p-value.
+    The tables: all methods, classes, tests, multi-class metrics, the user's metrics. Columns without a number are left
+    out. A test with too few seeds has no p-value.
     """
     spread = any(len(method.seeds) > 1 for method in comparison.methods)
     over = "mean ± SD over seeds" if spread else "one seed"
@@ -282,8 +282,8 @@ def make_comparison_tables(comparison: MethodComparison) -> list[FittedTable]:
 
 
 def _name_own_metrics(comparison: MethodComparison) -> str:
-    """Return the title of the table of further metrics; a segmentation has a distance beside its Dice."""
-    return OWN_METRICS if comparison.figure == "AUROC" else "95 % Hausdorff distance"
+    """Return the title of the table of further metrics; for segmentations these are distances."""
+    return OWN_METRICS_TITLE if comparison.figure == "AUROC" else "95 % Hausdorff distance"
 
 
 def _name_figure_of_table(table: FittedTable, comparison: MethodComparison) -> FittedTable:
@@ -301,7 +301,7 @@ def _make_class_table(comparison: MethodComparison, over: str) -> FittedTable:
 
 
 def _make_test_tables(comparison: MethodComparison) -> list[FittedTable]:
-    """Return a table for each subset of classes: the reference minus each other method, with what p tests."""
+    """Return a table for each tested subset of classes: the reference minus each other method."""
     tables = []
     others = [method.label for method in comparison.methods if method.label != comparison.reference]
     for subset in TESTED_SUBSETS:

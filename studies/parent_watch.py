@@ -1,7 +1,6 @@
-"""End the fork server of :mod:`polyclinic.studies.runner` when ``flwr-sim`` ends; the fork server imports this module
-first.
+"""End the fork server of :mod:`polyclinic.studies.runner` when ``flwr-sim`` ends.
 
-Python itself ends such a fork server too, but only after all of its imports, seconds later.
+The fork server imports this module first. Python also ends it, but only after all of its imports, seconds later.
 """
 
 import os

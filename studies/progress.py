@@ -1,4 +1,4 @@
-"""Progress of several runs with the time left: as a table on a terminal, as log lines, or as JSON objects."""
+"""Show the progress of several runs and the time left: as a table on a terminal, log lines or JSON objects."""
 
 import statistics
 import time
@@ -21,14 +21,22 @@ from polyclinic.common.system.terminal import ProgressFormat, choose_progress_fo
 from polyclinic.server.runs.notebook_progress import NotebookBar
 from polyclinic.server.runs.progress import Tell, choose_event_printer
 
-EVERY_S = 30.0
-"""Seconds between two log lines, or JSON objects, about the active runs."""
-MOST_NAMED = 6
+EVENT_INTERVAL_S = 30.0
+"""Seconds between two log lines (or JSON objects) about the active runs."""
+MAX_RUNS_LISTED = 6
 
 
 @dataclass(frozen=True)
 class ActiveRun:
-    """A run in progress, with its time and rounds so far; ``label`` is its experiment, ``name`` its folder."""
+    """An active run.
+
+    Attributes:
+        label: Label of its experiment.
+        seconds: Duration so far.
+        rounds_done: Number of finished rounds.
+        rounds: Number of all rounds.
+        name: Name of its folder.
+    """
 
     label: str
     seconds: float
@@ -38,19 +46,19 @@ class ActiveRun:
 
     @property
     def estimated_total_s(self) -> float | None:
-        """Estimate the duration of the whole run in seconds, from its rounds so far; None before the first round."""
+        """Estimate the duration of the whole run in seconds; None if no round is finished."""
         return self.seconds / self.rounds_done * self.rounds if self.rounds_done else None
 
 
 @dataclass
 class TrialsTimeEstimate:
-    """Numbers and durations of finished runs, from which the remaining time is estimated.
+    """Estimates the remaining time from the durations of finished runs.
 
     Attributes:
         totals: Label of an experiment -> number of its runs.
         done: Label -> number of finished runs, including those of an earlier command.
         jobs: Number of runs at a time.
-        active: Returns the active runs.
+        active: Function that returns the active runs.
         lengths: Label -> seconds of each run that this process finished.
     """
 
@@ -61,24 +69,24 @@ class TrialsTimeEstimate:
     lengths: dict[str, list[float]] = field(default_factory=dict)
 
     def record_finished_run(self, label: str, seconds: float) -> None:
-        """Count a run that ended without a failure."""
+        """Count a successful run."""
         self.done[label] = self.done.get(label, 0) + 1
         self.lengths.setdefault(label, []).append(seconds)
 
     def compute_median_run_s(self, label: str) -> float | None:
-        """Return the median duration of the experiment's runs, else of all runs; None before the first finished run."""
+        """Return the median duration of the experiment's runs, else of all runs; None if no run is finished."""
         lengths = self.lengths.get(label) or [seconds for each in self.lengths.values() for seconds in each]
         return statistics.median(lengths) if lengths else None
 
     def estimate_remaining_s(self) -> float | None:
-        """Estimate the seconds until all runs are finished; None before the first finished run or round."""
+        """Estimate the seconds until all runs are finished; None if no run and no round is finished."""
         active = self.active()
         waiting = [label for label, total in self.totals.items() for _ in range(total - self.done.get(label, 0))]
         for run in active:
             waiting.remove(run.label)
         whole = [run.estimated_total_s for run in active if run.estimated_total_s is not None]
-        guess = statistics.median(whole) if whole else None
-        rest = [self.compute_median_run_s(label) or guess for label in waiting]
+        fallback = statistics.median(whole) if whole else None
+        rest = [self.compute_median_run_s(label) or fallback for label in waiting]
         for run in active:
             length = run.estimated_total_s or self.compute_median_run_s(run.label)
             rest.append(None if length is None else max(length - run.seconds, 0.0))
@@ -123,7 +131,7 @@ class TrialsProgressDisplay:
 
 
 class TrialsTable(TrialsProgressDisplay):
-    """Shows the time left, and a table with a row for each unfinished experiment, on a terminal."""
+    """Shows the time left and a table of the unfinished experiments on a terminal."""
 
     def __init__(self, console: Console, pace: TrialsTimeEstimate) -> None:
         super().__init__(pace)
@@ -163,9 +171,9 @@ class TrialsTable(TrialsProgressDisplay):
 
 
 class TrialsProgressEvents(TrialsProgressDisplay):
-    """Writes an event when a run begins or ends and, every :data:`EVERY_S` seconds, one about the active runs.
+    """Writes an event when a run begins or ends, and one about the active runs every :data:`EVENT_INTERVAL_S` seconds.
 
-    Events are lines for logs, or JSON objects, whose fields docs/simulation.md explains.
+    Events are log lines or JSON objects; docs/simulation.md explains the fields of the objects.
     """
 
     def __init__(self, tell: Tell, pace: TrialsTimeEstimate) -> None:
@@ -185,11 +193,11 @@ class TrialsProgressEvents(TrialsProgressDisplay):
         self._tell(f"began  {run}, {format_count_with_noun(rounds, 'round')}", event)
 
     def show_trials_progress(self) -> None:
-        if time.monotonic() - self._last < EVERY_S:
+        if time.monotonic() - self._last < EVENT_INTERVAL_S:
             return
         self._last, active = time.monotonic(), self.pace.active()
         names = join_first_and_count(
-            [f"{run.name} round {run.rounds_done} of {run.rounds}" for run in active], MOST_NAMED
+            [f"{run.name} round {run.rounds_done} of {run.rounds}" for run in active], MAX_RUNS_LISTED
         )
         at_work = [
             {"run": run.name, "round": run.rounds_done, "rounds": run.rounds, "seconds": round(run.seconds, 1)}
@@ -209,7 +217,7 @@ class TrialsProgressEvents(TrialsProgressDisplay):
 
 
 class NotebookTrialsProgress(TrialsProgressDisplay):
-    """Shows in a notebook how many runs are done, and the rounds of the active ones."""
+    """Shows the number of finished runs, and the rounds of active ones, in a notebook."""
 
     def __init__(self, pace: TrialsTimeEstimate) -> None:
         super().__init__(pace)
@@ -233,15 +241,15 @@ class NotebookTrialsProgress(TrialsProgressDisplay):
     def _show(self, *, now: bool = False) -> None:
         done, total = self.pace.count_finished_and_total()
         active = [f"{run.name}: round {run.rounds_done} of {run.rounds}" for run in self.pace.active()]
-        details = list_first_and_count_rest(active, MOST_NAMED)
+        details = list_first_and_count_rest(active, MAX_RUNS_LISTED)
         self._bar.show_bar(done, total, self.pace.describe_trials_progress(), [details] if active else [], now=now)
 
 
 def make_trials_progress(form: ProgressFormat, console: Console, pace: TrialsTimeEstimate) -> TrialsProgressDisplay:
-    """Return the progress in the chosen form: a table on the console, or lines or JSON objects on standard error.
+    """Return the progress display: a table on the console, or log lines or JSON objects on standard error.
 
     Raises:
-        BadInput: If the form is a bar and there is no terminal.
+        BadInput: If ``form`` is a bar and there is no terminal.
     """
     if console.is_jupyter and not console.quiet:
         return NotebookTrialsProgress(pace)

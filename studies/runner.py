@@ -1,6 +1,6 @@
-"""The execution of trials (an experiment with a seed), several at a time, each in a process of its own.
+"""Run trials (an experiment with a seed), several at a time, each in its own process.
 
-The processes are forked from a server process that has imported everything, because the imports take seconds.
+The processes are forked from a server process that has imported everything, because imports take seconds.
 """
 
 import gc
@@ -47,38 +47,38 @@ EndT = TypeVar("EndT")
 POLL_INTERVAL_S = 0.5
 RUNS_PER_GPU = 4
 CONTEXT = multiprocessing.get_context("forkserver")
-FIRST_USED_IN_A_RUN = (
+PRELOADED_MODULES = (
     "polyclinic.client.simulation",
     "polyclinic.client.app",
     "polyclinic.server.reporting.run_report",
     "polyclinic.server.reporting.model_card",
 )
-"""Modules that a run imports late; the fork server imports them first, so that no run has to."""
-CONTEXT.set_forkserver_preload(["polyclinic.studies.parent_watch", __name__, *FIRST_USED_IN_A_RUN])
+"""Modules that a run imports late; the fork server imports them, so that no run has to."""
+CONTEXT.set_forkserver_preload(["polyclinic.studies.parent_watch", __name__, *PRELOADED_MODULES])
 
-_STARTING = threading.Lock()
-_ASSIGNING = threading.Lock()
-_RUNS = Counter[int]()
+_START_LOCK = threading.Lock()
+_GPU_LOCK = threading.Lock()
+_RUNS_BY_GPU = Counter[int]()
 """GPU number -> number of runs of this program that use it."""
 
 
 class RunsFailed(ProgramCannotContinue):
-    """Raised if runs failed; the message names each with its reason."""
+    """Raised if runs failed; the message lists them with their reasons."""
 
 
 def count_possible_parallel_runs(trials: Sequence[Trial]) -> int:
-    """Return how many runs fit at a time: one with Ray, otherwise limited by cores, threads and GPUs."""
+    """Return how many runs fit at a time: one with Ray, otherwise as cores, threads and GPUs permit."""
     experiments = [trial.experiment_file.experiment for trial in trials]
     if any(each.simulation.backend == "ray" for each in experiments):
         return 1
     by_cores = max(1, len(os.sched_getaffinity(0)) // max(each.training.threads for each in experiments))
     gpus, shares = count_visible_gpus(), {each.simulation.gpus_of_each_site for each in experiments} - {0.0}
     # A run without Ray trains one site at a time.
-    room = [
+    by_gpus = [
         gpus // int(share) if share and share > 1 else gpus * (math.floor(1 / share + 1e-6) if share else RUNS_PER_GPU)
         for share in shares
     ]
-    return max(1, min([by_cores, *room])) if gpus else by_cores
+    return max(1, min([by_cores, *by_gpus])) if gpus else by_cores
 
 
 def run_trials(
@@ -90,10 +90,10 @@ def run_trials(
     *,
     in_this_process: bool = False,
 ) -> None:
-    """Run the unfinished trials, ``jobs`` at a time; trials with the same folder are run once.
+    """Run the unfinished trials, ``jobs`` at a time; run trials with the same folder once.
 
     Args:
-        in_this_process: Run one trial after another in this process, because only this process knows their objects.
+        in_this_process: Run one trial after another in this process, because only it knows their objects.
 
     Raises:
         BadInput: If another process runs trials in the folder ``out``.
@@ -174,8 +174,8 @@ def run_in_parallel(
     """Call ``start`` for each run in ``jobs`` threads; yield (run, None) at its start and (run, result) at its end.
 
     Args:
-        start: Executes one run, and returns its result.
-        look: Called at each end of a run, and at least every :data:`POLL_INTERVAL_S` seconds.
+        start: Executes a run and returns its result.
+        look: Called at the end of each run, and at least every :data:`POLL_INTERVAL_S` seconds.
         until: Time on the monotonic clock after which no run begins.
     """
     waiting, active = iter(runs), dict[Future[EndT], RunT]()
@@ -193,7 +193,7 @@ def run_in_parallel(
 
 @contextmanager
 def _hide_callers_script() -> Iterator[None]:
-    """Within the context, hide the main script, because a process that is started would execute it again."""
+    """Hide the main script within the context; a process that is started would execute it again."""
     main = sys.modules["__main__"]
     file, spec = main.__dict__.pop("__file__", None), main.__spec__
     main.__spec__ = None
@@ -209,12 +209,11 @@ def _hide_callers_script() -> Iterator[None]:
 def start_fork_server() -> Iterator[None]:
     """Start the process from which runs are forked, so that any thread may start runs within the context.
 
-    The process ends with the thread that starts it, which must be the main thread. Its sockets are in a folder that
-    Python removes at the end of a program. If a signal stops the program within the context, this function removes the
-    folder.
+    The process ends with the thread that starts it; call this in the main thread. Python removes the folder of its
+    sockets at the end of a program; if a signal stops the program within the context, this function removes it.
     """
     os.environ[PROGRAM_VARIABLE] = str(os.getpid())
-    with _STARTING, _hide_callers_script():
+    with _START_LOCK, _hide_callers_script():
         multiprocessing.forkserver.ensure_running()
     with remove_output_if_stopped(partial(shutil.rmtree, multiprocessing.util.get_temp_dir(), ignore_errors=True)):
         yield
@@ -223,12 +222,12 @@ def start_fork_server() -> Iterator[None]:
 def run_and_measure_trial(trial: Trial) -> tuple[str, float]:
     """Run a trial in a process, into its unfinished folder; return the reason of a failure (or "") and the CPU seconds.
 
-    The seconds are 0 if the process ended without a result.
+    The seconds are 0 if the process ends without a result.
     """
     receiving, sending = CONTEXT.Pipe(duplex=False)
     with assign_gpus(trial) as gpus:
         process = CONTEXT.Process(target=_run_quietly, args=(trial, sending, gpus, list_permitted_uses()))
-        with _STARTING, _hide_callers_script():
+        with _START_LOCK, _hide_callers_script():
             process.start()
         sending.close()
         try:
@@ -243,7 +242,7 @@ def run_and_measure_trial(trial: Trial) -> tuple[str, float]:
 
 
 class _RoundsOfOneTrial(SilentRunProgress):
-    """Updates the progress of all trials after each round of one that runs in this process."""
+    """Updates the progress of all trials after each round of a trial in this process."""
 
     def __init__(self, shown: TrialsProgressDisplay) -> None:
         super().__init__()
@@ -256,7 +255,7 @@ class _RoundsOfOneTrial(SilentRunProgress):
 def run_trial_here(trial: Trial, shown: TrialsProgressDisplay) -> str:
     """Run a trial in this process, into its unfinished folder; return the reason of a failure, or "".
 
-    Data that an earlier trial has loaded are used again.
+    Data that an earlier trial loaded are reused.
     """
     file, folder, watcher = trial.experiment_file, trial.unfinished_folder, _RoundsOfOneTrial(shown)
     try:
@@ -280,21 +279,21 @@ def assign_gpus(trial: Trial) -> Iterator[str | None]:
         yield None
         return
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    with _ASSIGNING:
-        chosen = sorted(range(visible), key=lambda gpu: _RUNS[gpu])[: section.gpus_per_batch]
-        _RUNS.update(chosen)
+    with _GPU_LOCK:
+        chosen = sorted(range(visible), key=lambda gpu: _RUNS_BY_GPU[gpu])[: section.gpus_per_batch]
+        _RUNS_BY_GPU.update(chosen)
     try:
         yield ",".join(names[gpu].strip() if len(names) >= visible else str(gpu) for gpu in chosen)
     finally:
-        with _ASSIGNING:
-            _RUNS.subtract(chosen)
+        with _GPU_LOCK:
+            _RUNS_BY_GPU.subtract(chosen)
 
 
 def _run_quietly(trial: Trial, sending: Connection, gpus: str | None, uses: Sequence[HostUse]) -> None:
-    """Run a trial in the current process without output, which would disturb the table of progress.
+    """Run a trial in the current process without output, which would disturb the progress table.
 
     Args:
-        uses: The hosts that the user has agreed to, and what each is sent.
+        uses: Hosts that the user agreed to, and what is sent to each.
     """
     end_process_with_parent()
     if gpus is not None:

@@ -1,11 +1,11 @@
 """Paired tests of two methods over classes, and ranks of several methods over blocks.
 
-The test is that of Kulkarni et al., ML4H 2024: a paired t-test over per-class AUROCs at alpha .05, with a Shapiro-Wilk
-test of the differences. The result is that of the t-test, even if the differences do not look normal. We add Holm's
-correction over several comparisons, and a bootstrap interval for the mean difference.
+The test is that of Kulkarni et al., ML4H 2024: a paired t-test over per-class AUROCs at alpha .05. The differences are
+tested for normality (Shapiro-Wilk), but the t-test decides in any case. We add Holm's correction over several
+comparisons, and a bootstrap interval of the mean difference.
 
 Ranks follow Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006: methods are ranked in
-each block, and equal ones share their ranks. Two methods differ if their average ranks differ by at least the critical
+each block; ties share the average rank. Two methods differ if their average ranks differ by at least the critical
 difference.
 """
 
@@ -19,28 +19,28 @@ from scipy import stats
 from polyclinic.common.metrics.holm import adjust_by_holm
 
 ALPHA = 0.05
-FEWEST_PAIRS = 3
-FEWEST_SEEDS = 3
-"""With fewer seeds nothing is called better or worse, because one more training could reverse it."""
-RESAMPLES = 10_000
-FEWEST_BLOCKS = 3
-FEWEST_METHODS = 3
+MIN_PAIRS = 3
+MIN_SEEDS = 3
+"""With fewer seeds no method is called better or worse, because one more training could reverse the difference."""
+BOOTSTRAP_RESAMPLES = 10_000
+MIN_BLOCKS = 3
+MIN_METHODS = 3
 
 Scores = Mapping[tuple[int, str], float | None]  # (seed, class name) -> AUROC
 
 
 @dataclass(frozen=True)
 class PairedTest:
-    """The paired test of the reference against another method; a value that cannot be computed is None.
+    """The paired test of the reference against another method; values that cannot be computed are None.
 
     Attributes:
         pairs: Number of pairs in which both methods have a value.
         mean_difference: Reference minus other method; above 0 if the reference scores higher.
-        interval: 95 % percentile bootstrap interval of the mean difference; too narrow for a handful of pairs.
+        interval: 95 % percentile bootstrap interval of the mean difference; too narrow with few pairs.
         p_value: Two-sided p-value of the paired t-test.
         normality_p: Shapiro-Wilk p-value of the differences.
-        reason: Reason why no test was possible; empty if there is a test.
-        holm_p: P-value after Holm's correction, which :func:`correct_family_by_holm` sets.
+        reason: Reason why there is no test; empty if there is one.
+        holm_p: P-value after Holm's correction; :func:`correct_family_by_holm` sets it.
         seeds: Number of seeds in which both methods have a value.
     """
 
@@ -55,7 +55,7 @@ class PairedTest:
 
 
 def compare_over_classes(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
-    """Test two methods paired by class, each class averaged over the common seeds, as Kulkarni et al. do."""
+    """Test two methods paired by class, averaged over the common seeds, as Kulkarni et al. do."""
     by_class: dict[str, list[tuple[float, float]]] = {}
     pairs = _collect_common_pairs(reference, other)
     for (_, name), pair in pairs.items():
@@ -89,13 +89,13 @@ def compute_paired_test(pairs: NDArray[np.float64], generator: np.random.Generat
         raise ValueError("Expected finite values to compare, got NaN or infinity.")
     differences = pairs[:, 0] - pairs[:, 1]  # (pairs,)
     mean = float(differences.mean()) if len(pairs) else None
-    if len(pairs) < FEWEST_PAIRS:
+    if len(pairs) < MIN_PAIRS:
         amount = "1 pair is" if len(pairs) == 1 else f"{len(pairs)} pairs are"
-        return PairedTest(len(pairs), mean, reason=f"{amount} too few; a test needs at least {FEWEST_PAIRS}")
+        return PairedTest(len(pairs), mean, reason=f"{amount} too few; a test needs at least {MIN_PAIRS}")
     if are_differences_equal(differences):
         reason = f"all {len(pairs)} differences are equal, so there is no spread to test against"
         return PairedTest(len(pairs), mean, reason=reason)
-    drawn = generator.integers(len(pairs), size=(RESAMPLES, len(pairs)))
+    drawn = generator.integers(len(pairs), size=(BOOTSTRAP_RESAMPLES, len(pairs)))
     low, high = np.quantile(differences[drawn].mean(axis=1), (0.025, 0.975))
     return PairedTest(
         pairs=len(pairs),
@@ -112,7 +112,7 @@ def are_differences_equal(differences: NDArray[np.float64]) -> bool:
 
 
 def correct_family_by_holm(tests: Sequence[PairedTest]) -> list[PairedTest]:
-    """Return tests that belong to one family, with their Holm-corrected p-values."""
+    """Return the tests of one family with Holm-corrected p-values."""
     return [
         replace(test, holm_p=p) for test, p in zip(tests, adjust_by_holm([test.p_value for test in tests]), strict=True)
     ]
@@ -123,8 +123,8 @@ class MethodRanking:
     """The ranking of methods over blocks.
 
     Attributes:
-        ranks: Method -> average rank, 1 for the best; in the order of the ranks.
-        p: P-value of Friedman's test that all methods are equal; None with fewer than three blocks or methods.
+        ranks: Method -> average rank, 1 for the best; sorted by rank.
+        p: P-value of Friedman's test that all methods are equal; None with too few blocks or methods.
         critical_difference: Least significant difference of two average ranks; None if ``p`` is None.
         cliques: Largest groups of methods, neighbours by rank, that differ by less than the critical difference.
     """
@@ -139,9 +139,6 @@ class MethodRanking:
 def rank_methods(scores: Mapping[str, Sequence[float]]) -> MethodRanking:
     """Rank methods in each block by a score; the highest score has rank 1.
 
-    Return mean ranks, Friedman's p, the critical difference and the groups of methods that it does not distinguish; p
-    and the difference are None with too few blocks or methods.
-
     Args:
         scores: Method -> score in each block; all methods have the same blocks.
     """
@@ -150,7 +147,7 @@ def rank_methods(scores: Mapping[str, Sequence[float]]) -> MethodRanking:
     table = np.array(list(scores.values()), np.float64).reshape(len(scores), -1)  # (methods, blocks)
     blocks, means = table.shape[1], stats.rankdata(-table, axis=0).mean(axis=1)
     ranks = {name: rank for rank, name in sorted(zip(means.tolist(), scores, strict=True))}
-    if blocks < FEWEST_BLOCKS or len(scores) < FEWEST_METHODS:
+    if blocks < MIN_BLOCKS or len(scores) < MIN_METHODS:
         return MethodRanking(blocks, ranks, None, None, ())
     critical = compute_critical_difference(len(scores), blocks)
     return MethodRanking(
@@ -170,7 +167,7 @@ def compute_critical_difference(methods: int, blocks: int) -> float:
 
 
 def find_indistinct_method_groups(ranks: Mapping[str, float], critical: float) -> tuple[tuple[str, ...], ...]:
-    """Return the largest groups of methods, neighbours by rank, whose ranks differ by less than ``critical``."""
+    """Return the largest groups of neighbours by rank whose ranks differ by less than ``critical``."""
     names, groups = list(ranks), list[tuple[str, ...]]()
     for index, first in enumerate(names):
         group = tuple(name for name in names[index:] if ranks[name] - ranks[first] < critical)

@@ -1,4 +1,4 @@
-"""The command ``flwr-sim study``: it runs a paper's experiments, and writes its tables beside the paper's numbers."""
+"""The command ``flwr-sim study``: run the experiments of a paper, and write our numbers beside the paper's."""
 
 import os
 from collections.abc import Sequence
@@ -39,10 +39,10 @@ def run_study(
 
     Args:
         folder: Folder with ``study.toml``.
-        seeds: Number of seeds for every experiment; None for the study's own.
+        seeds: Number of seeds of each experiment; None for that of the study.
         jobs: Number of runs at a time; None for as many as fit.
         quick: Run only the part of the study that finishes in minutes.
-        progress: Form in which progress is shown; a quiet console shows none.
+        progress: Format of the progress; a quiet console shows none.
 
     Raises:
         BadInput: With the faults of the study or of all its experiments, before anything runs.
@@ -80,7 +80,7 @@ def run_study(
 
 
 def list_study_experiments(folder: Path, overrides: Sequence[str], *, quick: bool) -> list[ExperimentFile]:
-    """Return the experiments of a study; those with faults are left out, because the run reports them.
+    """Return the experiments of a study without those with faults, which the run reports.
 
     Args:
         folder: Folder with ``study.toml``.
@@ -106,7 +106,7 @@ def list_study_trials(
     """Return the trials by table, method, setting and seed; trials with equal settings share a folder.
 
     Args:
-        folder: Folder to which the study's experiment paths are relative.
+        folder: Folder from which the study's experiment paths start.
         out: Folder of the runs.
         overrides: Overrides for all experiments.
     """

@@ -44,12 +44,12 @@ STUDY_MEASURES: Mapping[str, tuple[str, Reading]] = {
 
 
 def title_to_slug(title: str) -> str:
-    """Return a title as a part of a folder's name: only letters, digits, dots and plus signs, else underscores."""
+    """Return a title for a folder's name; characters other than letters, digits, dots and plus become underscores."""
     return re.sub(r"[^\w.+]+", "_", title)
 
 
 class StudyRowOrColumn(TomlSection):
-    """One method or one setting of a study's table.
+    """A method or a setting of a study's table.
 
     Attributes:
         title: Heading of the row or column.
@@ -68,7 +68,7 @@ class MeanOverClasses(TomlSection):
     """A measure of a table: the mean AUROC over some classes.
 
     Attributes:
-        external: True for the images of ``[external_test]`` instead of the test part.
+        external: Whether the images are those of ``[external_test]`` instead of the test part.
     """
 
     title: str
@@ -87,7 +87,7 @@ class MeanOverClasses(TomlSection):
 
 
 class PaperTable(TomlSection):
-    """One table of the paper that the study repeats.
+    """A table of the paper that the study repeats.
 
     Attributes:
         title: Title of the table.
@@ -96,17 +96,17 @@ class PaperTable(TomlSection):
         experiment: Path relative to the study's folder, with ``{method}`` and ``{setting}``.
         measures: Names of measures (:data:`STUDY_MEASURES`), or ``{ title, classes }`` for the mean AUROC of named
             classes; with ``external = true`` on the images of ``[external_test]``.
-        reference: Title of the method that each other method is tested against; empty for no tests.
-        paper: Title of a method -> for each setting the paper's numbers in the order of ``measures``; the last ones may
-            be missing.
+        reference: Title of the method against which each other method is tested; empty for no tests.
+        paper: Title of a method -> the paper's numbers, by setting, in the order of ``measures``; the last ones may be
+            missing.
         paper_unit: Unit of the numbers in ``paper``; our own numbers are fractions.
         tests: Pairing of a method with the reference for a test. ``settings`` is one test, with a pair of means of the
             first measure for each setting; ``classes`` is one test in each setting, with a pair of AUROCs for each
             class. With 4 settings and 10 classes a method has one test of 4 pairs, or 4 tests of 10 pairs.
         figures: ``sweep`` plots measures along ``x``, ``curves`` the sites' accuracy by round, and ``density`` the
             distribution of accuracy over sites.
-        quick: Titles of the settings and methods that the quick scale runs. If no setting is named, all settings run;
-            if no method is named, all methods.
+        quick: Titles of the settings and methods of the quick scale. Without a setting, all settings run; without a
+            method, all methods.
         differs: Differences from the paper in this table alone.
     """
 
@@ -176,14 +176,14 @@ class PaperTable(TomlSection):
 
 
 class PaperSetting(TomlSection):
-    """One setting of a paper, as a key of our experiment files.
+    """A setting of a paper, as a key of our experiment files.
 
     Attributes:
-        paper: Value in the paper, or words if no value of the key expresses it; None if the paper does not say.
-        code: Value in the authors' code, or words; only if the code differs from the paper, or the paper does not say.
-        value: Value of the key that stands for the words in ``paper`` or ``code``. If neither states a value, our own.
+        paper: Value in the paper, or words if no value of the key expresses it; None if the paper states none.
+        code: Value in the authors' code, or words; only if it differs from the paper, or the paper states none.
+        value: Value of the key that stands for the words in ``paper`` or ``code``; our own value if neither states one.
         files: Patterns of the experiment files with this setting: paths below ``experiments`` without ``.toml``.
-        rows: Short name for these files in the docs' table, instead of the patterns.
+        rows: Short name of these files in the docs' table, instead of the patterns.
     """
 
     key: str
@@ -196,12 +196,12 @@ class PaperSetting(TomlSection):
 
     @property
     def reference_value(self) -> object:
-        """Return the first of ``value``, ``paper`` and ``code`` that is set: files without a departure have it."""
+        """Return the first of ``value``, ``paper`` and ``code`` that is set; files without a departure have it."""
         return next((each for each in (self.value, self.paper, self.code) if each is not None), None)
 
 
 class PaperDeparture(TomlSection):
-    """A value in some experiment files that is not the paper's or, if the paper does not say, not the code's.
+    """A value in experiment files that is not the paper's or, if the paper states none, not the code's.
 
     Attributes:
         ours: Value of the key in these files.
@@ -218,7 +218,7 @@ class PaperDeparture(TomlSection):
 
 
 class StudyQuickScale(TomlSection):
-    """The quick scale of a study, which finishes in minutes; it is applied after the experiments' ``[small]`` tables.
+    """The quick scale of a study, which finishes in minutes; applied after the experiments' ``[small]`` tables.
 
     Attributes:
         seeds: Number of seeds.
@@ -259,7 +259,7 @@ def read_study(folder: Path, *, quick: bool) -> StudyFile:
     """Read ``folder/study.toml``, reduced to the quick scale if ``quick``.
 
     Raises:
-        BadInput: With every fault of the file.
+        BadInput: With all faults of the file.
     """
     if not is_file(folder / FILE_NAME):
         remedy = f"Name a folder with a {FILE_NAME}; a checkout has them in experiments/papers."

@@ -1,4 +1,4 @@
-"""A study's result as a sentence, as Markdown, and as an HTML page with figures."""
+"""Write the result of a study as a sentence, as Markdown, and as an HTML page with figures."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,23 +16,23 @@ from polyclinic.server.reporting.page import write_template_page
 from polyclinic.server.reporting.run_figures import make_round_axis
 from polyclinic.studies import claims
 from polyclinic.studies.claims import format_markdown_table, format_mean_and_sd, format_p_value
-from polyclinic.studies.comparison import NO_BETTER_ROUND
+from polyclinic.studies.comparison import NO_BETTER_ROUND_SENTENCE
 from polyclinic.studies.comparison_report import TEMPLATES
-from polyclinic.studies.statistics import FEWEST_SEEDS
+from polyclinic.studies.statistics import MIN_SEEDS
 from polyclinic.studies.study_results import AccuracyCurve, OurAndPaperNumber, StudyResult, TableResult
 
-LEVEL = 0.95
+CONFIDENCE_LEVEL = 0.95
 AddCurve = Callable[[Plot, AccuracyCurve, SeriesStyle, str], None]
-"""Adds a curve to a plot, in a style and with a dash."""
-LINES = (SOLID, DASHED, DASH_DOTTED, DOTTED)
+"""Adds a curve to a plot in a style and a dash pattern."""
+DASH_PATTERNS = (SOLID, DASHED, DASH_DOTTED, DOTTED)
 DENSITY_POINTS = 801
 MAX_PANELS = 3
-HEIGHT = 175.0
-"""Height of each plot in points within its axes."""
+PLOT_HEIGHT = 175.0
+"""Height of a plot within its axes in points."""
 
 
 def study_as_markdown(result: StudyResult) -> str:
-    """Format all tables as Markdown, with our number and the paper's in one cell, and all differences."""
+    """Format all tables as Markdown, with our number and the paper's in one cell, and what differs."""
     parts = [
         f"# {result.title}",
         describe_study_result(result),
@@ -60,21 +60,21 @@ def write_study_report(result: StudyResult, destination: Path) -> Path:
 
 
 def describe_study_result(result: StudyResult) -> str:
-    """Return a sentence on how many of the paper's numbers lie in the 95 % interval of ours over the seeds."""
+    """Return a sentence on how many numbers of the paper lie in the 95 % interval of ours over the seeds."""
     every = [e for table in result.tables for row in table.entries for cells in row for e in cells]
     published = [(entry.paper, entry.ours) for entry in every if entry.paper is not None]
     if not published:
         return "The paper gives no numbers for what was run."
     numbers, seeds = format_count_with_noun(len(published), "published number"), len(result.seeds)
-    if seeds < FEWEST_SEEDS:
-        few = f"{format_count_with_noun(seeds, 'seed')}, and a verdict needs {FEWEST_SEEDS}"
+    if seeds < MIN_SEEDS:
+        few = f"{format_count_with_noun(seeds, 'seed')}, and a verdict needs {MIN_SEEDS}"
         return f"Whether the paper’s {numbers} are reproduced is open: this study has {few}."
     sides = list[int | None]()  # of our mean's t-interval: 0 within, 1 above, -1 below, None for unknown
     for paper, ours in published:
         if ours.mean is None or ours.sd is None:
             sides.append(None)
             continue
-        half = float(t.ppf((1 + LEVEL) / 2, seeds - 1)) * ours.sd / seeds**0.5
+        half = float(t.ppf((1 + CONFIDENCE_LEVEL) / 2, seeds - 1)) * ours.sd / seeds**0.5
         distance = paper - ours.mean
         if abs(distance) <= half:
             sides.append(0)
@@ -98,19 +98,19 @@ def format_study_number(entry: OurAndPaperNumber) -> str:
 
 
 def describe_run_sizes(table: TableResult) -> list[str]:
-    """Describe the size of our runs: one line if it is the same in all settings, otherwise a line for each setting."""
+    """Describe the size of our runs: in one line if all settings have the same, otherwise in a line for each."""
     if len(set(table.scale)) == 1:
         return [table.scale[0]]
     return [f"{setting}: {scale}" for setting, scale in zip(table.settings, table.scale, strict=True)]
 
 
 def describe_untrained_results(table: TableResult) -> str:
-    """Return a sentence on the results that are of the untrained initial model; empty if there are none."""
+    """Return a sentence on the results of the untrained initial model; empty if there are none."""
     if not table.untrained:
         return ""
     named = [method + (f", {setting}" if setting else "") for method, setting, _ in table.untrained]
     runs = format_count_with_noun(sum(count for *_, count in table.untrained), "run")
-    return f"In {runs} {NO_BETTER_ROUND}, and the initial model is tested: {'; '.join(named)}."
+    return f"In {runs} {NO_BETTER_ROUND_SENTENCE}, and the initial model is tested: {'; '.join(named)}."
 
 
 def _format_table_as_markdown(table: TableResult) -> str:
@@ -147,15 +147,15 @@ def _format_list_as_markdown(title: str, lines: Iterable[str]) -> str:
 
 
 def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
-    """Draw the figures of a table for which the runs have data; return heading -> figure."""
+    """Draw those figures of a table for which the runs have data; return heading -> figure."""
     drawn: dict[str, Markup] = {}
     if "sweep" in table.figures and len(table.settings) > 1:
         drawn["Along the sweep"] = draw_measures_by_setting(table, f"{name}-sweep")
 
     def add_accuracy(plot: Plot, curves: AccuracyCurve, style: SeriesStyle, dash: str) -> None:
-        every = max(1, len(curves.rounds) // 12)
+        step = max(1, len(curves.rounds) // 12)
         plot.add_line(curves.rounds, curves.accuracy, style.color, dash=dash)
-        plot.add_markers(curves.rounds[::every], curves.accuracy[::every], style.marker, style.color, 6)
+        plot.add_markers(curves.rounds[::step], curves.accuracy[::step], style.marker, style.color, 6)
 
     def add_density(plot: Plot, curves: AccuracyCurve, style: SeriesStyle, dash: str) -> None:
         x, y = densities[curves.method, curves.setting]
@@ -181,7 +181,7 @@ def _draw_figures(table: TableResult, name: str) -> Mapping[str, Markup]:
 
 
 def draw_measures_by_setting(table: TableResult, name: str) -> Markup:
-    """Draw the measures along the settings, with a line for each method; hollow markers are the paper's numbers."""
+    """Draw the measures by setting, with a line for each method; hollow markers are the paper's numbers."""
     headings, positions = table.headings[:MAX_PANELS], replace_none_by_nan(table.positions)
     ticks = [(float(position), f"{position:g}") for position in positions if np.isfinite(position)]
     plots = [Plot(Axis(ticks=ticks), Axis(grid=True), heading) for heading in headings]
@@ -198,7 +198,7 @@ def draw_measures_by_setting(table: TableResult, name: str) -> Markup:
             paper = replace_none_by_nan([entry.paper for entry in entries])
             plot.add_markers(positions, paper, style.marker, color, 8, hollow=True)
     about = f"Line charts: {', '.join(headings)} of every method along the settings."
-    return draw_figure(plots, name, about, height=HEIGHT, legend=_make_legend(table.methods))
+    return draw_figure(plots, name, about, height=PLOT_HEIGHT, legend=_make_legend(table.methods))
 
 
 def _draw_panels(
@@ -213,11 +213,11 @@ def _draw_panels(
             for each in drawn:
                 if each.method == methods[index] and each.setting == setting:
                     add_curve(plot, each, style, _choose_dash(index))
-    return draw_figure(plots, name, description, height=HEIGHT, legend=_make_legend(methods))
+    return draw_figure(plots, name, description, height=PLOT_HEIGHT, legend=_make_legend(methods))
 
 
 def _choose_dash(index: int) -> str:
-    return LINES[index % len(LINES)]
+    return DASH_PATTERNS[index % len(DASH_PATTERNS)]
 
 
 def _make_legend(methods: Sequence[str]) -> list[LegendEntry]:

@@ -1,4 +1,4 @@
-"""The results of a study's tables: our numbers and the paper's, tests, and the data of the figures."""
+"""Compute the results of a study's tables: our numbers and the paper's, tests, and the data of figures."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ RunGrid = Sequence[Sequence[Sequence[RunFolderContent]]]  # method, setting, see
 
 @dataclass(frozen=True)
 class OurAndPaperNumber:
-    """Our mean and SD over the seeds, and the paper's number, which may be None."""
+    """Our mean and SD over the seeds, and the paper's number (may be None)."""
 
     ours: MeanAndSd
     paper: float | None
@@ -38,7 +38,7 @@ class AccuracyCurve:
     Attributes:
         rounds: Rounds with an accuracy in every run.
         accuracy: Mean over sites and seeds, by round.
-        sites: For each seed and each site, the site's accuracy in the best round of that seed.
+        sites: Accuracy of each site in the best round, for each seed.
     """
 
     method: str
@@ -56,7 +56,7 @@ class TableResult:
         positions: Positions of the settings on the axis of a sweep.
         entries: Numbers by method, setting and measure.
         scale: Size of our runs, setting by setting.
-        untrained: Method, setting and number of seeds whose initial model was best by validation, and so was tested.
+        untrained: Method, setting, and number of seeds whose initial model was best by validation and is tested.
     """
 
     title: str
@@ -75,14 +75,14 @@ class TableResult:
 
     @property
     def columns(self) -> list[tuple[int, str, bool]]:
-        """Return for each measure its index, its heading, and True if the paper gives a number for it."""
-        every = [column for row in self.entries for column in row]
-        return [(i, title, any(e[i].paper is not None for e in every)) for i, title in enumerate(self.headings)]
+        """Return the index and heading of each measure, and whether the paper gives a number for it."""
+        cells = [column for row in self.entries for column in row]
+        return [(i, title, any(cell[i].paper is not None for cell in cells)) for i, title in enumerate(self.headings)]
 
 
 @dataclass(frozen=True)
 class StudyResult:
-    """The results of a study, with what its page says of the paper."""
+    """The results of a study, and what its page says about the paper."""
 
     title: str
     paper: str
@@ -145,9 +145,9 @@ def _evaluate_table(table: PaperTable, grid: RunGrid) -> TableResult:
 def _compute_paired_tests(
     table: PaperTable, grid: RunGrid, entries: Sequence[Sequence[Sequence[OurAndPaperNumber]]]
 ) -> Iterator[PairedComparison]:
-    """Yield the test of each other method against the reference, by setting or over settings (``table.tests``).
+    """Yield the test of each other method against the reference, in each setting or over settings (``table.tests``).
 
-    Holm's correction is over the methods of the same setting, or over those of the table if the pairs are settings.
+    Holm's correction is over the methods of a setting, or over those of the table if the pairs are settings.
     """
     generator = np.random.default_rng(0)
     titles = [method.title for method in table.methods]

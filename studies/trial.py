@@ -1,4 +1,4 @@
-"""A trial: one experiment with one seed, among several that are run and compared, and its folder."""
+"""A trial: an experiment with a seed, among several that are run and compared, and its folder."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,15 +18,15 @@ from polyclinic.server.runs.tracking import TrackingService
 
 @dataclass(frozen=True)
 class Trial:
-    """One experiment with one seed.
+    """An experiment with a seed.
 
     Attributes:
-        experiment: The experiment's file, or the name of an example; of given tables, the name that faults use.
+        experiment: The experiment's file, or the name of an example; for given tables, the name in faults.
         folder: Folder of the finished run; an active run is in :attr:`unfinished_folder`.
         overrides: Overrides in the form of ``--set``, including the seed.
-        label: The experiment's name in the table of progress.
-        track: Service that receives the run's metrics in addition to its folder.
-        pages: True if the run writes its report and its model card.
+        label: The experiment's name in the progress table.
+        track: Service that also receives the run's metrics.
+        pages: Whether the run writes its report and its model card.
         tables: The experiment's tables, if they are given instead of a file.
     """
 
@@ -47,18 +47,18 @@ class Trial:
 
     @cached_property
     def settings_text(self) -> str:
-        """Return the settings without the run's name as JSON text; trials with equal text are the same run."""
+        """Return the settings without the run's name as JSON text; trials with equal texts are the same run."""
         experiment = self.experiment_file.experiment.model_dump(mode="json")
         experiment["run"].pop("name")
         return json.dumps(experiment, sort_keys=True)
 
     @property
     def unfinished_folder(self) -> Path:
-        """Return the folder of the run before it is finished; the next attempt removes what a stopped one left."""
+        """Return the folder of an unfinished run; the next attempt removes what a stopped one left."""
         return self.folder.with_name(f"{self.folder.name}.unfinished")
 
     def _read_finished_experiment(self) -> Experiment | None:
-        """Return the experiment of the finished run in the folder; None if there is none that this release reads."""
+        """Return the experiment of the finished run in the folder; None if this release can read none."""
         from polyclinic.strategies.run_length import complete_earlier_round_settings  # here: it imports torch
 
         summary = self.folder / "summary.json"
@@ -71,7 +71,7 @@ class Trial:
         return complete_earlier_round_settings(done)
 
     def describe_changes(self) -> str:
-        """Describe in which settings the finished run in the folder differs from this trial; empty if not known."""
+        """Describe the settings in which the finished run in the folder differs from this trial; empty if unknown."""
         from polyclinic.server.federation.checkpoints import describe_experiment_changes  # here: it imports torch
         from polyclinic.strategies.run_length import complete_round_settings
 
@@ -81,7 +81,7 @@ class Trial:
         return describe_experiment_changes(done.model_dump(mode="json"), experiment)
 
     def is_trial_finished(self) -> bool:
-        """Return True if the folder holds this trial's finished run; keys missing in its summary count as defaults."""
+        """Return True if the folder holds this trial's finished run; keys missing from its summary have defaults."""
         from polyclinic.strategies.run_length import complete_round_settings  # here: it imports torch
 
         if (done := self._read_finished_experiment()) is None:
@@ -92,13 +92,13 @@ class Trial:
 
 
 def refuse_seed_override(overrides: Iterable[str]) -> None:
-    """Refuse overrides that set a seed, because the caller sets the seeds."""
+    """Refuse overrides of the seed, because the caller sets the seeds."""
     if any(override.partition("=")[0].strip() == "run.seed" for override in overrides):
         raise BadInput([Fault("--set run.seed", "is settled by --seeds.", "Leave it out.")])
 
 
 def check_trials(trials: Sequence[Trial]) -> None:
-    """Check the experiment of each trial, and that its folder does not hold the run of another experiment.
+    """Check each trial's experiment, and that its folder holds no run of another experiment.
 
     Raises:
         BadInput: With all faults.

@@ -24,7 +24,7 @@ from polyclinic.common.counts import COUNT_TABLES, TABLE_MENU
 from polyclinic.common.system.docstrings import read_attribute_texts
 from polyclinic.common.system.stopping import STOPPED_EXIT_CODE
 from polyclinic.common.wire.codec import list_record_field_names
-from polyclinic.data.images.syntaxes import READ_BY, get_transfer_syntax_name
+from polyclinic.data.images.syntaxes import DECODER_BY_SYNTAX, get_transfer_syntax_name
 from polyclinic.server.deployment.supervisor import RunExitCode
 from polyclinic.server.reporting.live.files import EVENT_SENTENCES
 from polyclinic.server.runs.reader import RunSummary
@@ -137,7 +137,7 @@ def describe_count_tables() -> str:
 
 def describe_transfer_syntaxes() -> str:
     """Return the table of the transfer syntaxes of DICOM that are read."""
-    syntaxes = sorted(READ_BY, key=lambda syntax: [int(part) for part in syntax.split(".")])
+    syntaxes = sorted(DECODER_BY_SYNTAX, key=lambda syntax: [int(part) for part in syntax.split(".")])
     rows = [(f"`{syntax}`", get_transfer_syntax_name(syntax)) for syntax in syntaxes]
     return format_table(("transfer syntax", "name"), rows)
 

@@ -40,7 +40,7 @@ from polyclinic.common.system.plain_text import (
 )
 from polyclinic.data.base.dark_pictures import describe_dark_pictures
 from polyclinic.data.base.image_set import PARTS, describe_blank_pictures, find_placeholder_patients
-from polyclinic.data.base.shared_pictures import DROP
+from polyclinic.data.base.shared_pictures import DROP_COPIES_SETTING
 from polyclinic.data.base.spec import ChexpertDatasetSpec, DataSpec, LabelColumnsSpec, MimicDatasetSpec
 from polyclinic.data.images.headers import (
     DicomHeader,
@@ -52,7 +52,7 @@ from polyclinic.data.images.reading import is_grey_picture
 from polyclinic.data.images.syntaxes import get_transfer_syntax_name, is_transfer_syntax_readable
 from polyclinic.data.images.volume_header import VolumeHeader
 from polyclinic.data.images.volume_notes import describe_decoded_volumes, list_volume_notes
-from polyclinic.data.tables.cells import NO_WORDS, count_uncertain_blank_cells
+from polyclinic.data.tables.cells import NO_LABEL_WORDS, count_uncertain_blank_cells
 from polyclinic.data.tables.copies import describe_contradicting_copies, group_rows_with_equal_contents
 
 MIN_PRINTED_PATIENTS = 10
@@ -376,7 +376,7 @@ def count_images_by_class(source: SiteImageSource, settings: SiteSettings) -> li
     spec = settings.file.data
     cells: dict[str, tuple[int, int]] = {}
     if isinstance(spec, LabelColumnsSpec | ChexpertDatasetSpec | MimicDatasetSpec):  # tables with one column a class
-        words = spec.label_words if isinstance(spec, LabelColumnsSpec) else NO_WORDS
+        words = spec.label_words if isinstance(spec, LabelColumnsSpec) else NO_LABEL_WORDS
         cells = count_uncertain_blank_cells(settings.folder / spec.labels, source.class_names, words, spec.largest_mb)
     rows = []
     for name in list_annotated_columns(source.class_names, settings.labels, settings.synonyms):
@@ -447,7 +447,7 @@ def _check_duplicate_images(area: CheckArea, source: SiteImageSource, duplicates
         images = "1 image stands" if len(across) == 1 else f"{len(across):,} images stand"
         problem = f"{images} in two parts of the split under different names."
         remedy = "A model is tested on what it was trained on: remove one of each, or give both the same patient. "
-        remedy += f"{DROP} in [data] leaves them out of the earlier part."
+        remedy += f"{DROP_COPIES_SETTING} in [data] leaves them out of the earlier part."
         area.add_warning(ClientExitCode.DUPLICATES, problem, remedy, format_duplicate_groups(across))
     if within:
         copies = format_count_with_noun(sum(len(group) - 1 for group in within), "exact copy", "exact copies")

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 from polyclinic.client.check.source import SiteImageSource
 from polyclinic.data.base.spec import DEFAULT_RENDERING
 from polyclinic.data.images.headers import (
-    NO_DICOM,
+    EMPTY_DICOM_HEADER,
     DicomHeader,
     convert_dicom_keywords_to_tags,
     read_dicom_elements,
     read_dicom_header,
 )
 from polyclinic.data.images.reading import (
-    BLANK,
+    BLANK_KEY,
     decode_picture,
     explain_decoding_error,
     fit_picture_to_format,
@@ -75,7 +75,7 @@ class PictureFacts:
     mode: str = ""
     inverted: bool | None = None
     pixels: NDArray[np.uint8] | None = None
-    head: DicomHeader = NO_DICOM
+    head: DicomHeader = EMPTY_DICOM_HEADER
     blank: bool = False
     unequal_density: bool = False
     reason: str = ""
@@ -92,7 +92,7 @@ def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[Pic
     form = source.form
 
     def read_facts(row: int) -> PictureFacts:
-        dicom = NO_DICOM
+        dicom = EMPTY_DICOM_HEADER
         try:
             content = source.read(row)
             if isinstance(content, np.ndarray):
@@ -112,7 +112,7 @@ def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[Pic
             kind, mode, unequal = _read_picture_format_and_mode(content)
             decoded = np.asarray(image)
             pixels = fit_picture_to_format(image, form) if form else decoded
-            blank = image.info.get(BLANK, False)
+            blank = image.info.get(BLANK_KEY, False)
             inverted = picture_looks_inverted(decoded)
             facts = PictureFacts(row, kind, *image.size, mode, inverted, pixels, dicom, blank, unequal)
             return replace(facts, colored=has_color(image))

@@ -31,7 +31,7 @@ from polyclinic.data.base.spec import (
     PluginDatasetSpec,
     VolumeSize,
 )
-from polyclinic.data.base.splits import Names
+from polyclinic.data.base.splits import StringArray
 from polyclinic.data.connections import list_dataset_connections
 from polyclinic.data.images.headers import DicomHeader, list_dicom_patient_ids, read_dicom_headers
 from polyclinic.data.images.reading import DecodedImageFormat
@@ -74,8 +74,8 @@ class SiteImageSource:
     names: tuple[str, ...]
     labels: NDArray[np.float32]
     class_names: tuple[str, ...]
-    patients: Names
-    parts: Names
+    patients: StringArray
+    parts: StringArray
     read: Callable[[int], bytes | Path | NDArray[np.uint8]]
     opened: Callable[[], AbstractContextManager[object]] = nullcontext
     reader_faults: Callable[[], list[Fault]] = list
@@ -165,7 +165,7 @@ def open_site_image_source(settings: SiteSettings) -> SiteImageSource:
             answer = open_dicomweb_table(spec, settings.folder)
         table = answer.table
         server = answer.archive.client.server
-        count = len({image.study for image in answer.archive.places.values()})
+        count = len({image.study for image in answer.archive.locations.values()})
         studies = format_count_with_noun(count, "study", "studies")
         lines = format_count_with_noun(answer.lines, "line")
         archive = f"{server.host_and_port} answers: {format_count_with_noun(len(table.files), 'image')} of {studies} "

@@ -38,8 +38,8 @@ from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.common.wire.evaluation import PAIR_COLUMNS, POINT_COLUMNS, ROW_COLUMNS, ScoringReply, ScoringRequest
 from polyclinic.data.base.image_set import ImageSet, are_all_patients_known
-from polyclinic.data.base.pixel_form import KEYS, PixelForm
-from polyclinic.data.base.splits import Names
+from polyclinic.data.base.pixel_form import PIXEL_KEYS, PixelForm
+from polyclinic.data.base.splits import StringArray
 
 SCORING_FOLDER = "scoring"
 UNDEFINED_FIGURE = float("nan")
@@ -131,7 +131,9 @@ class PartInModelForm:
     def __call__(self, form: PixelForm) -> ImageSet:
         site_form = self.site.pixel_form
         read = self.site.read_test_part
-        is_same = site_form is not None and all(form.read_setting(key) == site_form.read_setting(key) for key in KEYS)
+        is_same = site_form is not None and all(
+            form.read_setting(key) == site_form.read_setting(key) for key in PIXEL_KEYS
+        )
         if read is None or is_same:
             return self.site.test
         key = form.to_json()
@@ -149,7 +151,7 @@ class GroupCells:
 
     images: ImageSet
 
-    def __call__(self, column: str) -> Names:
+    def __call__(self, column: str) -> StringArray:
         attributes = self.images.attributes
         assert attributes is not None, "called for columns that the data has"
         if column == "sex":

@@ -29,7 +29,7 @@ from polyclinic.common.system.files import make_private_folder
 from polyclinic.common.vocabulary import merge_words_of_classes
 from polyclinic.data.base.image_set import ImageSet, are_all_patients_known
 from polyclinic.data.base.pixel_form import read_as_trained
-from polyclinic.data.images.outlines import WORDS_OF_COLOURS
+from polyclinic.data.images.outlines import COLOR_LEGEND
 
 OUTLINES_PAGE = "outlines.html"
 
@@ -145,7 +145,7 @@ def evaluate_segmentation_at_site(
         count=len(images),
         overlap=figures,
         pictures=pictures,
-        colours=WORDS_OF_COLOURS,
+        colours=COLOR_LEGEND,
     )
     return SegmentationAtSite(len(images), ALL_IMAGES if all_images else TEST_PART, figures, page)
 

@@ -24,7 +24,7 @@ from polyclinic.common.patients.fingerprints import compute_fingerprints, finger
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_names import HashName, join_plain_name
 from polyclinic.data.base.image_set import (
-    GREY_DIGESTS,
+    MIN_HASH_DIGEST,
     ImageSet,
     compute_picture_digest,
     find_placeholder_patients,
@@ -86,7 +86,7 @@ class PatientFingerprinter:
         named_rows = np.flatnonzero(~find_placeholder_patients(distinct))
         name_fingerprints = fingerprint_patient_names((distinct[row] for row in named_rows), self.key)
         # A picture of one uniform grey identifies nobody, because any hospital may have it.
-        is_identifying = np.concatenate([images.picture_digests for images in parts]) >= GREY_DIGESTS
+        is_identifying = np.concatenate([images.picture_digests for images in parts]) >= MIN_HASH_DIGEST
         picture_fingerprints = np.concatenate([self._fingerprint_pictures(images) for images in parts])
         return PatientFingerprints(
             values=np.concatenate([name_fingerprints, picture_fingerprints[is_identifying]]),

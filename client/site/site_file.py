@@ -42,8 +42,14 @@ from polyclinic.common.system.plain_text import format_as_json_text, quote_for_s
 from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
 from polyclinic.common.vocabulary import CLASS_PLACEHOLDER, Vocabulary
 from polyclinic.data.base.names import normalize_name
-from polyclinic.data.base.pixel_form import OWN, format_setting
-from polyclinic.data.base.spec import NO_FINDING, SEPARATOR, WITHOUT_CLASSES, DataSpec, list_dataset_uses
+from polyclinic.data.base.pixel_form import SITE_SPECIFIC_KEY, format_setting
+from polyclinic.data.base.spec import (
+    DEFAULT_SEPARATOR,
+    MISSING_CLASSES_MESSAGE_START,
+    NO_FINDING,
+    DataSpec,
+    list_dataset_uses,
+)
 from polyclinic.data.tables.cells import count_rows_by_finding
 from polyclinic.data.tables.class_folders import list_class_folders
 from polyclinic.data.tables.csv import read_csv_table
@@ -206,13 +212,13 @@ def _explain_class_folders(folder: Path, data: Any, faults: Sequence[Fault]) -> 
 
 def _list_findings_of_column(folder: Path, data: Any, faults: Sequence[Fault]) -> list[Fault]:
     """Return the faults, with the findings of the table's column as a remedy for a missing ``data.classes``."""
-    is_missing = [WITHOUT_CLASSES in fault.problem for fault in faults]
+    is_missing = [MISSING_CLASSES_MESSAGE_START in fault.problem for fault in faults]
     if not any(is_missing):
         return list(faults)
     try:
         columns = read_csv_table(folder / str(data.get("labels")), f"{SITE_FILE}: data.labels")
         column = columns.get_column(normalize_name(str(data.get("finding_column"))), with_line_ends=True)
-        rows = count_rows_by_finding(column, str(data.get("separator", SEPARATOR)))
+        rows = count_rows_by_finding(column, str(data.get("separator", DEFAULT_SEPARATOR)))
         absent = {str(word).casefold() for word in data.get("no_finding", NO_FINDING)}
     except (BadInput, KeyError, TypeError):  # another fault, which is reported once the key exists
         return list(faults)
@@ -363,7 +369,7 @@ def list_stated_pixel_settings(experiment: Experiment) -> dict[str, Any]:
     model = experiment.model
     table = experiment.pixels or {}
     stated = {"color": model.channels == 3 and not model.takes_volumes, "image_size": model.image_size}
-    return stated | {key: value for key, value in table.items() if key != OWN and value is not None}
+    return stated | {key: value for key, value in table.items() if key != SITE_SPECIFIC_KEY and value is not None}
 
 
 def make_site_folder(folder: Path, name: str, experiment: Experiment | None = None) -> list[str]:

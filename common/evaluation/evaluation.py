@@ -20,7 +20,7 @@ from polyclinic.common.vocabulary import (
 )
 from polyclinic.data.base.image_set import ImageSet, SkippedImage
 from polyclinic.data.base.pixel_form import PixelForm
-from polyclinic.data.base.splits import Names
+from polyclinic.data.base.splits import StringArray
 
 PrintLine = Callable[[str], None]
 """A function that prints a line about progress for the user."""
@@ -43,7 +43,7 @@ class DataToScore:
     name: str
     images: ImageSet
     read: Callable[[PixelForm], ImageSet]
-    read_cells: Callable[[str], Names]
+    read_cells: Callable[[str], StringArray]
     about: str
     caution: str = ""
 

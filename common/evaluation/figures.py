@@ -30,7 +30,7 @@ from polyclinic.common.metrics.patient_intervals import (
 )
 from polyclinic.common.system.hashing import derive_seed
 from polyclinic.data.base.image_set import are_all_patients_known
-from polyclinic.data.base.splits import Names
+from polyclinic.data.base.splits import StringArray
 
 ALL_DATA = "all together"
 """Name, in tables, of the images of all data sets together."""
@@ -60,9 +60,9 @@ class ScoredImages:
     name: str
     labels: NDArray[np.float32]
     class_names: tuple[str, ...]
-    patients: Names
+    patients: StringArray
     scores: Mapping[str, Mapping[str, Floats]]
-    groups: Mapping[str, Names] = field(default_factory=dict)
+    groups: Mapping[str, StringArray] = field(default_factory=dict)
 
     def select_class(self, name: str) -> "ClassScores | None":
         """Return the images whose label of a class is known; None if the data does not annotate it."""
@@ -91,9 +91,9 @@ class ClassScores:
     data: str
     class_name: str
     labels: NDArray[np.float32]
-    patients: Names
+    patients: StringArray
     scores: Mapping[str, Floats]
-    groups: Mapping[str, Names] = field(default_factory=dict)
+    groups: Mapping[str, StringArray] = field(default_factory=dict)
 
     def select_rows(self, rows: NDArray[np.bool_]) -> "ClassScores":
         """Return the images for which a mask ``(n,)`` is True."""

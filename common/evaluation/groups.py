@@ -8,7 +8,7 @@ import numpy as np
 
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.data.base.names import is_blank_cell, normalize_name
-from polyclinic.data.base.splits import Names
+from polyclinic.data.base.splits import StringArray
 
 UNSTATED_GROUP = "not stated"
 """Group of the images whose cell is empty or has no number."""
@@ -32,7 +32,7 @@ class Grouping:
     column: str
     edges: tuple[float, ...] = ()
 
-    def assign_groups(self, cells: Names) -> Names:
+    def assign_groups(self, cells: StringArray) -> StringArray:
         """Return the group of each image, from the cells of the column, ``(n,)``."""
         if self.edges:
             groups = [self._find_band(cell) for cell in cells.tolist()]

@@ -10,7 +10,7 @@ from polyclinic.common.evaluation.evaluation import DataToScore
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.pixel_form import PixelForm, read_as_trained
 from polyclinic.data.base.spec import DataSpec, PictureTableSpec
-from polyclinic.data.base.splits import Names
+from polyclinic.data.base.splits import StringArray
 from polyclinic.data.tables.csv import read_csv_table
 
 
@@ -46,13 +46,13 @@ def make_data_to_score(
             images_by_spec[key] = load(as_trained)
         return images_by_spec[key]
 
-    def read_cells(column: str) -> Names:
+    def read_cells(column: str) -> StringArray:
         return read_cells_of_images(spec, base, images, column)
 
     return DataToScore(name, images, read, read_cells, about, caution)
 
 
-def read_cells_of_images(spec: DataSpec, base: Path, images: ImageSet, column: str) -> Names:
+def read_cells_of_images(spec: DataSpec, base: Path, images: ImageSet, column: str) -> StringArray:
     """Return the cell of each image in a column of the label table, ``(n,)``.
 
     Raises:

@@ -24,7 +24,7 @@ from polyclinic.common.patients.fingerprints import fingerprint_patient_names
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.base.image_set import PARTS, DatasetSplits, ImageSet
-from polyclinic.data.base.splits import Names, divide_splits_again, name_unknown_patients
+from polyclinic.data.base.splits import StringArray, divide_splits_again, name_unknown_patients
 
 PATIENT_PARTS_FILE = "patient-parts"
 TEST_PART_INDEX = PARTS.index("test")
@@ -196,18 +196,18 @@ class PatientPartMemory:
         write_atomically(self.path, content, durable=self.durable, private=True)
 
 
-def name_patients_of_splits(splits: DatasetSplits) -> tuple[Names, ...]:
+def name_patients_of_splits(splits: DatasetSplits) -> tuple[StringArray, ...]:
     """Return a name for the patient of each image, ``(n,)`` for each part; a digest of the picture if unknown."""
     return tuple(
         name_unknown_patients(images.patients, partial(_read_picture_names, images)) for images in splits.parts
     )
 
 
-def _read_picture_names(images: ImageSet) -> Names:
+def _read_picture_names(images: ImageSet) -> StringArray:
     return images.picture_digests.astype(np.str_)
 
 
-def _list_patients_with_parts(names_by_part: Sequence[Names]) -> tuple[list[str], NDArray[np.uint8]]:
+def _list_patients_with_parts(names_by_part: Sequence[StringArray]) -> tuple[list[str], NDArray[np.uint8]]:
     """Return the patients, once each, and the part of each as an index into :data:`PARTS`, ``(patients,)``."""
     parts = dict[str, int]()
     # The test part comes last and overrides the others, if two equal pictures have no patient.

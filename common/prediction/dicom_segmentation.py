@@ -28,7 +28,7 @@ from polyclinic.common.prediction.dicom_text import (
 )
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.packages import refuse_missing_packages
-from polyclinic.data.base.decoded_size import LARGEST_MB
+from polyclinic.data.base.decoded_size import DEFAULT_LARGEST_MB
 from polyclinic.data.images.masks import Grid, PictureGrid
 from polyclinic.data.images.reading import is_dicom_file, read_first_bytes
 
@@ -105,7 +105,7 @@ class SegmentationWriter:
     model_sha256: str
     class_names: Sequence[str]
     codes: Mapping[str, SegmentCode] = field(default_factory=dict)
-    largest_mb: int = LARGEST_MB
+    largest_mb: int = DEFAULT_LARGEST_MB
     refusals: dict[str, str] = field(default_factory=dict)
 
     def write(self, place: Path, name: str, source: Path, areas: NDArray[np.bool_], grid: Grid) -> None:

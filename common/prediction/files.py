@@ -15,14 +15,14 @@ from polyclinic.common.prediction.pictures import (
     make_unreadable_images_fault,
     read_unlabelled_pictures,
 )
-from polyclinic.data.base.decoded_size import LARGEST_MB
+from polyclinic.data.base.decoded_size import DEFAULT_LARGEST_MB
 from polyclinic.data.base.pixel_form import RENDERING_KEYS, PixelForm
 from polyclinic.data.base.spec import DEFAULT_RENDERING, PictureRenderingOptions
 from polyclinic.data.images.reading import DecodedImageFormat
 
 
 def make_trained_image_format(
-    form: PixelForm, rendering: PictureRenderingOptions | None = None, largest_mb: int = LARGEST_MB
+    form: PixelForm, rendering: PictureRenderingOptions | None = None, largest_mb: int = DEFAULT_LARGEST_MB
 ) -> DecodedImageFormat:
     """Return the image format in which files are decoded for a model.
 

@@ -13,7 +13,7 @@ from polyclinic.data.base.volume_arrays import add_channel_axis, is_image_array
 from polyclinic.data.images.bands import scale_values_to_8_bits
 from polyclinic.data.images.reading import (
     PICTURE_SUFFIXES,
-    UNREAD_SUFFIXES,
+    UNSUPPORTED_SUFFIXES,
     DecodedImageFormat,
     explain_decoding_error,
     explain_unsupported_file_type,
@@ -145,7 +145,7 @@ def _list_picture_files(data: Path) -> tuple[list[Path], list[str]]:
         for file in (path for path in paths if path.is_file()):
             if (
                 not file.suffix
-                or file.name.lower().endswith(PICTURE_SUFFIXES + UNREAD_SUFFIXES)
+                or file.name.lower().endswith(PICTURE_SUFFIXES + UNSUPPORTED_SUFFIXES)
                 or _may_be_picture(file)
             ):
                 pictures.append(file)

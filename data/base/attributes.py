@@ -1,6 +1,6 @@
-"""What a hospital's table says of each image beside its findings: sex and age of the patient, year and device.
+"""Attributes of each image beside its findings, from a hospital's table: the patient's sex and age, year and device.
 
-Only counts use it (``flwr-server count``); no method trains on it.
+Only counts use them (``flwr-server count``); no method trains on them.
 """
 
 import re
@@ -16,11 +16,12 @@ SEX_WORDS: Mapping[str, Sex] = {
     **dict.fromkeys(("f", "female", "woman", "w", "weiblich", "frau", "femme", "féminin", "mujer"), "female"),
     **dict.fromkeys(("m", "male", "man", "männlich", "maennlich", "mann", "homme", "masculin", "hombre"), "male"),
 }
-"""Words of a table in small letters -> the sex that they mean. Other words count as not stated."""
+"""Lower-case word of a table -> the sex that it means. Any other word counts as not stated."""
 UNKNOWN_NUMBER = -1
-"""Stands for an age or a year that a table does not state."""
-OLDEST_AGE, FIRST_YEAR = 130, 1900
-"""Largest age in years, and smallest number that is a year."""
+"""Value for an age or a year that a table does not state."""
+MAX_AGE_YEARS = 130
+MIN_YEAR = 1900
+"""A number from this on is a year, such as a year of birth in a column of ages."""
 
 _AGE = re.compile(r"0*(\d{1,3})(?:[.,]0+)?\s*(y|years?|j|jahre)?", re.IGNORECASE)
 _DAYS_WEEKS_MONTHS = re.compile(r"\d{1,3}[DWM]", re.IGNORECASE)
@@ -58,12 +59,15 @@ class ImageAttributes:
 
     @property
     def age_at_image(self) -> NDArray[np.int16]:
-        """Return ``(n,)`` the age in years at the time of each image; a year of birth is subtracted from the year."""
-        is_birth_year = self.age >= FIRST_YEAR
+        """Return the age in years at the time of each image, ``(n,)``; :data:`UNKNOWN_NUMBER` where it is unknown.
+
+        A year of birth is subtracted from the year of the image.
+        """
+        is_birth_year = self.age >= MIN_YEAR
         is_dated = self.year != UNKNOWN_NUMBER
         since_birth = np.where(is_dated, self.year - self.age, UNKNOWN_NUMBER)
         age = np.where(is_birth_year, since_birth, self.age)
-        valid = (age >= 0) & (age <= OLDEST_AGE)
+        valid = (age >= 0) & (age <= MAX_AGE_YEARS)
         return np.where(valid, age, UNKNOWN_NUMBER).astype(np.int16)
 
 
@@ -79,10 +83,10 @@ def concatenate_attributes(parts: Sequence[ImageAttributes]) -> ImageAttributes:
 
 
 def parse_sex_cell(cell: str, words: Mapping[str, Sex]) -> str:
-    """Return ``female`` or ``male``; empty for any other word.
+    """Return ``female`` or ``male``, or an empty string if the cell has another word.
 
     Args:
-        words: The user's own words in small letters, which go before :data:`SEX_WORDS`.
+        words: The user's lower-case words, which take precedence over :data:`SEX_WORDS`.
     """
     word = cell.strip().casefold()
     if word in words:
@@ -93,12 +97,12 @@ def parse_sex_cell(cell: str, words: Mapping[str, Sex]) -> str:
 def parse_age_cell(cell: str) -> int:
     """Return an age in years, or a year of birth; :data:`UNKNOWN_NUMBER` for any other text.
 
-    DICOM's ``045Y`` is 45, and its days, weeks and months are 0.
+    An age as DICOM writes it, ``045Y``, is 45; an age in days, weeks or months (``010M``) is 0.
     """
     text = cell.strip()
     if _DAYS_WEEKS_MONTHS.fullmatch(text):
         return 0
-    if (match := _AGE.fullmatch(text)) and int(match[1]) <= OLDEST_AGE:
+    if (match := _AGE.fullmatch(text)) and int(match[1]) <= MAX_AGE_YEARS:
         return int(match[1])
     return parse_year_cell(text)
 
@@ -106,7 +110,7 @@ def parse_age_cell(cell: str) -> int:
 def parse_year_cell(cell: str) -> int:
     """Return the year of a date, such as ``20190301``, ``2019-03-01``, ``01.03.2019`` or ``2019``.
 
-    It is :data:`UNKNOWN_NUMBER` for a text with no year, or with several.
+    A text without a year, or with several years, gives :data:`UNKNOWN_NUMBER`.
     """
     text = cell.strip()
     if match := _PLAIN_DATE.fullmatch(text):

@@ -1,4 +1,4 @@
-"""Recognise a data set whose pictures are nearly black, because their values use a small part of 0 to 255.
+"""Detect data sets whose pictures are nearly black, because their values use a small part of 0 to 255.
 
 The rule: if more than half of the pictures have no value of 64 or more, a warning names the brightest value. Causes are
 12-bit values that somebody shifted to 8 bits (0 to 15), masks of 0 and 1, and a depth that is too large.
@@ -11,48 +11,48 @@ import numpy as np
 
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.plain_text import format_count_with_noun
-from polyclinic.data.base.image_set import GREY_DIGESTS, DatasetSplits, ImageSet, LazyPictures
+from polyclinic.data.base.image_set import MIN_HASH_DIGEST, DatasetSplits, ImageSet, LazyPictures
 from polyclinic.data.base.spec import DataSpec, NpzDatasetSpec, PictureTableSpec, PluginDatasetSpec
 
-DARK = 64
-"""A picture without a value of at least this, of 255, is nearly black."""
-_MOST_EXAMINED = 256
+DARK_PICTURE_LIMIT = 64
+"""A picture is nearly black if all its values are below this limit; 255 is white."""
+_MAX_PICTURES_EXAMINED = 256
 """Number of pictures, evenly spread over a data set, whose values are examined."""
 
 
 def describe_dark_pictures(brightest: Sequence[float], spec: DataSpec) -> str:
-    """Return a warning that most pictures are nearly black, with the line to write; empty if they are not.
+    """Return a warning that most pictures are nearly black, with a setting that may correct it; else an empty string.
 
     Args:
         brightest: The largest value of each examined picture, 0 to 255.
-        spec: The settings of the data set. With a ``value_range`` the user has said which value is white.
+        spec: The settings of the data set. With a ``value_range`` there is no warning.
     """
     white = find_white_of_dark_pictures(brightest, spec)
     if not white:
         return ""
-    dark = sum(value < DARK for value in brightest)
-    largest = max(value for value in brightest if value < DARK)
+    dark = sum(value < DARK_PICTURE_LIMIT for value in brightest)
+    largest = max(value for value in brightest if value < DARK_PICTURE_LIMIT)
     pictures = f"{dark:,} of {format_count_with_noun(len(brightest), 'picture')} that were examined"
     problem = f"The pictures are nearly black: {pictures} have no value above {largest:.3g}, where 255 is white."
     return f"{problem} {_suggest_range(white, spec)}"
 
 
 def find_white_of_dark_pictures(brightest: Sequence[float], spec: DataSpec) -> int:
-    """Return the value that is probably white in nearly black pictures: 1, 3, 7, 15, 31 or 63; 0 if they are not.
+    """Return the value that is probably white if most pictures are nearly black: 1, 3, 7, 15, 31 or 63; else 0.
 
     Args:
         brightest: The largest value of each examined picture, 0 to 255.
-        spec: The settings of the data set. With a ``value_range`` the user has said which value is white.
+        spec: The settings of the data set. With a ``value_range``, which defines white, the result is 0.
     """
-    dark = [value for value in brightest if value < DARK]
+    dark = [value for value in brightest if value < DARK_PICTURE_LIMIT]
     if 2 * len(dark) <= len(brightest) or getattr(spec, "value_range", None) is not None or not max(brightest):
         return 0
-    # The next power of two, less 1: other pictures may be brighter, and every site is told the same.
+    # Round up to a power of two less 1: other pictures may be brighter, and all sites should get the same advice.
     return int((1 << max(1, round(max(dark))).bit_length()) - 1)
 
 
 def _suggest_range(white: int, spec: DataSpec) -> str:
-    """Return a sentence with the setting that makes this value white."""
+    """Return a sentence that names the setting with which the value ``white`` is shown as white."""
     line = f"value_range = [0, {white}]"
     why = "If that is the range of the values, write"
     match spec:
@@ -70,10 +70,10 @@ def _suggest_range(white: int, spec: DataSpec) -> str:
 
 
 def note_dark_pictures(splits: DatasetSplits, spec: DataSpec) -> DatasetSplits:
-    """Add a note, and the value that is probably white, to all parts of a data set of nearly black pictures.
+    """If most pictures are nearly black, add a note and the value that is probably white to all parts of the data set.
 
     Raises:
-        BadInput: If all pictures are black, or all are white, from which a model learns nothing.
+        BadInput: If all pictures are black or all are white, because a model learns nothing from them.
     """
     brightest = [value for images in splits.parts for value in _measure_brightest_values(images, splits)]
     if len(brightest) > 1 and min(brightest) == max(brightest) and max(brightest) in (0, 255):
@@ -94,9 +94,14 @@ def note_dark_test_pictures(images: ImageSet, spec: DataSpec) -> ImageSet:
 
 
 def _measure_brightest_values(images: ImageSet, splits: DatasetSplits | None) -> list[float]:
-    """Return the largest value of some of a part's pictures, in proportion to its size."""
+    """Return the largest value of each of a sample of pictures, evenly spread over ``images``.
+
+    Args:
+        splits: The data set of which ``images`` is a part. The sample has the part's share of
+            :data:`_MAX_PICTURES_EXAMINED` pictures. None if ``images`` is the whole data set.
+    """
     total = len(images) if splits is None else sum(map(len, splits.parts))
-    count = min(len(images), -(-_MOST_EXAMINED * len(images) // max(total, 1)))
+    count = min(len(images), -(-_MAX_PICTURES_EXAMINED * len(images) // max(total, 1)))
     rows = np.unique(np.linspace(0, len(images) - 1, count).astype(np.intp)) if count else np.empty(0, np.intp)
     places = rows if images.places is None else images.places[rows]
     if isinstance(images.stored, LazyPictures):
@@ -105,13 +110,13 @@ def _measure_brightest_values(images: ImageSet, splits: DatasetSplits | None) ->
 
 
 def _refuse_one_even_grey(splits: DatasetSplits, value: float, spec: DataSpec) -> None:
-    """Raise an error if all pictures of a data set are the same even grey.
+    """Raise an error if all pixels of all pictures of a data set have one value.
 
     Args:
         value: The largest value of the examined pictures.
     """
     digests = set(np.concatenate([images.picture_digests for images in splits.parts]).tolist())
-    if len(digests) > 1 or min(digests) >= GREY_DIGESTS:
+    if len(digests) > 1 or min(digests) >= MIN_HASH_DIGEST:
         return
     problem = f"all {sum(map(len, splits.parts)):,} pictures are one even grey, {value:.3g} of 255: they show nothing."
     remedy = "Look at what wrote or converted them."

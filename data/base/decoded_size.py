@@ -9,26 +9,31 @@ from functools import cache
 
 from polyclinic.common.system.resources import measure_physical_memory, read_container_memory_limit
 
-LARGEST_MB = 256
-"""MiB that one decoded picture may take, its decoder's memory included: 2^26 pixels of 4 bytes (Pillow's colour), or
-twice as many of 16-bit grey. The largest medical pictures, scanned films and mammograms, take half of that."""
-MOST_GROWTH = 100
-"""Largest decompression factor of a file with many pictures or lines. Pictures have 1 to 5, text tables 5 to 60;
-deflate reaches 1,030 with nothing but zeros."""
-SHARE_OF_MEMORY = 0.75
-"""Fraction of the machine's memory that one large file may take; the rest is for the program and for training."""
+DEFAULT_LARGEST_MB = 256
+"""Default limit in MiB for one decoded picture, with the memory of its decoder: 2^26 pixels of 4 bytes (Pillow's
+colour), or 2^27 pixels of 16-bit grey. The largest medical pictures, scanned films and mammograms, take half of that.
+"""
+MAX_DECOMPRESSION_FACTOR = 100
+"""Largest allowed ratio of decompressed to compressed size of a file with many pictures or lines. Pictures have a ratio
+of 1 to 5, text tables of 5 to 60; deflate reaches 1,030 if all bytes are zero."""
+MAX_MEMORY_SHARE = 0.75
+"""Fraction of the machine's memory that one decoded file may take; the rest is for the program and for training."""
 
 
-def compute_decoded_file_size_limit(file_size: int, largest_mb: int = LARGEST_MB, *, in_memory: bool = True) -> int:
+def compute_decoded_file_size_limit(
+    file_size: int, largest_mb: int = DEFAULT_LARGEST_MB, *, in_memory: bool = True
+) -> int:
     """Return the maximum number of bytes for the decoded content of a table, an npz file or an image volume.
 
     Args:
         file_size: Size of the file in bytes.
         largest_mb: MiB that are always allowed, even for a very small file.
-        in_memory: False for content that is written to the disk piece by piece, so that memory sets no limit.
+        in_memory: False for content that is written to the disk in pieces, so that memory sets no limit.
     """
-    memory = int(SHARE_OF_MEMORY * measure_process_memory_limit()) if in_memory else MOST_GROWTH * file_size
-    return max(largest_mb << 20, min(MOST_GROWTH * file_size, memory))
+    memory = (
+        int(MAX_MEMORY_SHARE * measure_process_memory_limit()) if in_memory else MAX_DECOMPRESSION_FACTOR * file_size
+    )
+    return max(largest_mb << 20, min(MAX_DECOMPRESSION_FACTOR * file_size, memory))
 
 
 def refuse_oversized_file(claimed: int, limit: int) -> None:
@@ -38,7 +43,7 @@ def refuse_oversized_file(claimed: int, limit: int) -> None:
 
 
 def make_oversized_file_message(claimed: int, limit: int) -> str:
-    """Return the error message for content of ``claimed`` bytes, where ``limit`` are allowed; without a full stop."""
+    """Return the error message for content of ``claimed`` bytes if ``limit`` bytes are allowed, without a full stop."""
     return f"its content takes {format_mib(claimed)}, {format_mib(limit)} are allowed; data.largest_mb raises the bound"
 
 

@@ -21,41 +21,41 @@ from polyclinic.data.base.masks import LazyMasks, MaskSet, concatenate_masks
 from polyclinic.data.base.names import is_anonymous_patient
 
 PARTS = ("train", "validation", "test")
-MOST_SKIPPED_NAMED = 5
-UNKNOWN_PATIENT = "unknown#"
+MAX_SKIPPED_LISTED = 5
+PLACEHOLDER_PATIENT_PREFIX = "unknown#"
 """Prefix of placeholder patient names, followed by the image's number."""
 
 
 def make_placeholder_patient_names(count: int, start: int = 0) -> NDArray[np.str_]:
-    """Return made-up patient names ``(count,)``, one per image, numbered from ``start``, for data without patients."""
-    return np.char.add(UNKNOWN_PATIENT, np.arange(start, start + count).astype(np.str_))
+    """Return placeholder patient names ``(count,)``, one per image, numbered from ``start``, for unknown patients."""
+    return np.char.add(PLACEHOLDER_PATIENT_PREFIX, np.arange(start, start + count).astype(np.str_))
 
 
 def fill_missing_patients_by_study(patients: Sequence[str], studies: Sequence[str]) -> list[str]:
-    """Return a patient name for each image, and fill in missing names with the help of the study.
+    """Return a patient name for each image; fill in missing names from other images of the same study.
 
-    An image without a name gets the patient of its study if the study has exactly one. Else it gets a placeholder,
-    which all unnamed images of the study share; an image without a study has a placeholder of its own.
+    An image without a name gets the patient of its study if the study has exactly one patient. Otherwise all unnamed
+    images of the study get one placeholder name. An unnamed image without a study gets a unique placeholder name.
 
     Args:
-        patients: ``(n,)`` names, empty where unknown; names such as ``ANON`` count as unknown too.
+        patients: ``(n,)`` names, empty where unknown; a name such as ``ANON`` counts as unknown.
         studies: ``(n,)`` StudyInstanceUIDs, empty where unknown.
     """
-    named = defaultdict[str, set[str]](set)
+    patients_of_study = defaultdict[str, set[str]](set)
     patients = ["" if is_anonymous_patient(patient) else patient for patient in patients]
     for patient, study in zip(patients, studies, strict=True):
         if patient and study:
-            named[study].add(patient)
-    of_study = {study: next(iter(names)) for study, names in named.items() if len(names) == 1}
+            patients_of_study[study].add(patient)
+    only_patient = {study: next(iter(names)) for study, names in patients_of_study.items() if len(names) == 1}
     return [
-        patient or of_study.get(study) or f"{UNKNOWN_PATIENT}{study or place}"
-        for place, (patient, study) in enumerate(zip(patients, studies, strict=True))
+        patient or only_patient.get(study) or f"{PLACEHOLDER_PATIENT_PREFIX}{study or row}"
+        for row, (patient, study) in enumerate(zip(patients, studies, strict=True))
     ]
 
 
 def find_placeholder_patients(patients: NDArray[np.str_]) -> NDArray[np.bool_]:
     """Return a mask ``(n,)``, True where the patient name is a placeholder."""
-    return np.asarray(np.char.find(patients, UNKNOWN_PATIENT) >= 0)
+    return np.asarray(np.char.find(patients, PLACEHOLDER_PATIENT_PREFIX) >= 0)
 
 
 def are_all_patients_known(patients: NDArray[np.str_]) -> bool:
@@ -73,7 +73,14 @@ class SkippedImage:
 
 @dataclass(frozen=True)
 class SharedPicture:
-    """A picture that is in two parts of a data set: its part and name, and those of its first copy."""
+    """A picture that is in two parts of a data set.
+
+    Attributes:
+        part: Part of this copy, one of :data:`PARTS`.
+        name: Name of this copy.
+        other_part: The other part that has the picture.
+        other_name: Name of the first copy in ``other_part``.
+    """
 
     part: str
     name: str
@@ -81,8 +88,8 @@ class SharedPicture:
     other_name: str
 
 
-GREY_DIGESTS = 2**32
-"""Digests below this number are those of pictures that are one grey all over."""
+MIN_HASH_DIGEST = 2**32
+"""A picture whose pixels all have one value has a digest below this number; other pictures have a larger digest."""
 DIGEST_BLOCKS = 64
 """Number of blocks into which a set of pictures is divided for hashing; each block is one task of a thread."""
 
@@ -90,14 +97,14 @@ DIGEST_BLOCKS = 64
 def compute_picture_digest(pixels: NDArray[Any], secret: bytes | None = None) -> int:
     """Return a number below 2^64 that identifies a picture by its pixels.
 
-    Usually the number is a hash of the pixels, 2^32 or more. If all values of the picture are equal, it is below 2^32:
-    that value if it is a whole number, else the bits of its float32.
+    If the pixels differ, the number is a hash of them, 2^32 or more. If all pixels have one value, the number is below
+    2^32: the value if it is whole, else the bits of its float32.
 
     A float32 picture of whole numbers has the same digest as the uint8 picture of these numbers.
 
     Args:
         pixels: uint8, or float32 from 0 to 255.
-        secret: Key of the hash; without the key nobody can test whether a digest is that of a known picture.
+        secret: Key of the hash. Without the key, nobody can compare a digest with that of a picture they have.
     """
     if pixels.dtype != np.uint8:
         rounded = pixels.clip(0, 255).astype(np.uint8)
@@ -108,7 +115,7 @@ def compute_picture_digest(pixels: NDArray[Any], secret: bytes | None = None) ->
         return int(low) if pixels.dtype == np.uint8 else int(np.float32(low).view(np.uint32))
     content = np.ascontiguousarray(pixels).data.cast("B")
     hashed = blake3(content) if secret is None else blake3(content, key=secret)
-    return max(int.from_bytes(hashed.digest(8)), GREY_DIGESTS)
+    return max(int.from_bytes(hashed.digest(8)), MIN_HASH_DIGEST)
 
 
 def _compute_digests_of_rows(pictures: NDArray[Any], rows: NDArray[np.intp]) -> list[int]:
@@ -123,9 +130,9 @@ class LazyPictures(ABC):
     Attributes:
         shape: The shape of that array.
         draws: True if reading applies random transforms, which the ``seed`` of :meth:`read_pictures` determines. Only
-            one thread may then read, because the process's global random generators are used.
-        reproducible: False if the same seed gave different pictures.
-        is_augmented: True if another seed gave different pictures.
+            one thread may then read, because the transforms use the process's global random generators.
+        reproducible: False if reading a picture twice with one seed gave different pixels.
+        is_augmented: True if reading a picture with two seeds gave different pixels.
     """
 
     shape: tuple[int, ...]
@@ -143,13 +150,13 @@ class LazyPictures(ABC):
         """
 
     def view_picture(self, row: int) -> NDArray[Any]:
-        """Return one picture, which the caller only reads: of an unencrypted file a view, without a copy."""
+        """Return one picture, which the caller must not change; it is not copied if it is in an unencrypted file."""
         picture: NDArray[Any] = self.read_pictures(np.array([row], np.intp))[0]
         return picture
 
     @abstractmethod
     def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-        """Return the digest (:func:`compute_picture_digest`) of each picture with these indices, without reading it."""
+        """Return the digest (:func:`compute_picture_digest`) of each picture with these indices."""
 
     def read_brightest_values(self, rows: NDArray[np.intp]) -> NDArray[Any]:
         """Return the largest value of each picture with these indices, 0 to 255."""
@@ -174,7 +181,8 @@ def describe_skipped_images(skipped: Sequence[SkippedImage]) -> str:
     """Return a sentence that lists the first images that could not be read; empty if there are none."""
     if not skipped:
         return ""
-    names = list_first_and_count_rest([f"{skip.name} ({skip.reason})" for skip in skipped], MOST_SKIPPED_NAMED)
+    descriptions = [f"{image.name} ({image.reason})" for image in skipped]
+    names = list_first_and_count_rest(descriptions, MAX_SKIPPED_LISTED)
     verb = "is" if len(skipped) == 1 else "are"
     return f"{format_count_with_noun(len(skipped), 'image')} could not be read, and {verb} left out: {names}."
 
@@ -185,7 +193,7 @@ def describe_blank_pictures(names: Sequence[str]) -> str:
         return ""
     files = format_count_with_noun(len(names), "DICOM or NIfTI file is", "DICOM or NIfTI files are")
     reason = "their window or VOI LUT misses all of their values. data.window = [centre, width] sets another"
-    return f"{files} one grey all over, because {reason}: {list_first_and_count_rest(names, MOST_SKIPPED_NAMED)}."
+    return f"{files} one grey all over, because {reason}: {list_first_and_count_rest(names, MAX_SKIPPED_LISTED)}."
 
 
 @dataclass(frozen=True)
@@ -193,27 +201,27 @@ class ImageSet:
     """Images with their labels, patients and centres; index i of each array belongs to image i.
 
     Attributes:
-        stored: The pictures: a uint8 array ``(m, height, width[, 3])``, or a :class:`LazyPictures` of that shape. Five
-            axes are volumes, ``(m, depth, height, width, channels)``. The training, validation and test part of a data
-            set share one store.
+        stored: The pictures: a uint8 array ``(m, height, width[, 3])``, or a :class:`LazyPictures` of that shape.
+            Volumes have five axes, ``(m, depth, height, width, channels)``. The training, validation and test part of
+            a data set share one ``stored``.
         labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated, or uncertain).
         class_names: Column names of ``labels``, in the order of the source.
         patients: ``(n,)`` strings. All images of a patient are in the same part of a split. Unknown patients have the
             names of :func:`make_placeholder_patient_names`.
         sources: ``(n,)`` strings, the centre that each image came from; empty strings where unknown.
         skipped: Images that could not be read and are left out.
-        missing: Number of images that the label table names and the image folder lacks.
+        missing: Number of images that are in the label table but not in the image folder.
         places: ``(n,)``, the index of each image's picture in ``stored``; None if image i has picture i.
-        notes: Remarks for the user about the label table and the pictures; all parts of a data set have the same notes.
-        omissions: Sentences that count what is left out of the data set; all parts have the same.
-        drops_color: True if some of the data set's pictures have colour in their files, and are stored in grey.
-        shared: Pictures that two parts of the data set share; all parts have the same.
-        white_of_dark: The value that is probably white if the data set's pictures are nearly black; 0 if they are not
-            (:mod:`polyclinic.data.base.dark_pictures`). All parts have the same.
-        attributes: Sex, age, year and device of each image; None if nothing is known of them.
-        lines: int32 ``(n,)``, the line of the label table in which each image stands; None without a table.
-        masks: The area of each class in each image; None if there are none, and images have labels alone. With masks,
-            a label says whether the class has a pixel in the image, and NaN that it is not annotated there.
+        notes: Remarks for the user about the label table and the pictures; the same in all parts of a data set.
+        omissions: Sentences that count the images, labels or classes that are left out; the same in all parts.
+        drops_color: True if some of the data set's pictures have colour in their files, but are stored in grey.
+        shared: Pictures that are in two parts of the data set; the same in all parts.
+        white_of_dark: The value that is probably white if the data set's pictures are nearly black, else 0
+            (:mod:`polyclinic.data.base.dark_pictures`); the same in all parts.
+        attributes: Sex, age, year and device of each image; None if they are unknown.
+        lines: int32 ``(n,)``, the line number of each image in the label table; None without a table.
+        masks: The area of each class in each image; None if the images have labels only. With masks, a label is 1 if
+            the class has a pixel in the image, 0 if it has none, and NaN if it is not annotated there.
     """
 
     stored: NDArray[np.uint8] | LazyPictures
@@ -260,7 +268,7 @@ class ImageSet:
 
     @property
     def is_reproducible(self) -> bool:
-        """Return False if the same seed gave different pictures of a user's data set."""
+        """Return False if the user's data set gave different pixels for one picture and one seed."""
         return not isinstance(self.stored, LazyPictures) or self.stored.reproducible
 
     @cached_property
@@ -269,14 +277,15 @@ class ImageSet:
         rows = np.arange(len(self)) if self.places is None else self.places
         if isinstance(self.stored, LazyPictures):
             return self.stored.read_picture_digests(rows)
-        pictures = self.stored  # equal rows are hashed once: identical files share a row
-        different, places = np.unique(rows, return_inverse=True)
+        pictures = self.stored
+        # Identical files share a row of the array, so that each row is hashed once.
+        distinct_rows, inverse = np.unique(rows, return_inverse=True)
         # A task for each picture would cost more than hashing a small one.
-        blocks = np.array_split(different, max(1, min(DIGEST_BLOCKS, len(different))))
+        blocks = np.array_split(distinct_rows, max(1, min(DIGEST_BLOCKS, len(distinct_rows))))
         with ThreadPoolExecutor() as pool:
-            parts = pool.map(partial(_compute_digests_of_rows, pictures), blocks)
-            digests = [digest for part in parts for digest in part]
-        return np.array(digests, np.uint64)[places]
+            digests_of_blocks = pool.map(partial(_compute_digests_of_rows, pictures), blocks)
+            digests = [digest for block in digests_of_blocks for digest in block]
+        return np.array(digests, np.uint64)[inverse]
 
     @property
     def channels(self) -> int:
@@ -297,7 +306,7 @@ class ImageSet:
         )
 
     def rename_classes(self, class_names: Sequence[str]) -> "ImageSet":
-        """Return the same images with these names of the label columns."""
+        """Return the same images with new names of the label columns, in the order of the columns."""
         names = tuple(class_names)
         masks = self.masks
         if masks is not None:
@@ -310,29 +319,29 @@ class ImageSet:
         return replace(self, labels=np.ascontiguousarray(self.labels[:, columns]), class_names=tuple(class_names))
 
     def merge_label_columns(self, groups: Iterable[Sequence[str]]) -> "ImageSet":
-        """Return the same images with one label column in place of each group of columns that mean one class.
+        """Return the same images; each group of label columns that mean one class becomes one column.
 
-        The column has the place and name of the group's first. A class is present where one of its columns says so,
-        else absent where one says so, else unknown.
+        The merged column has the position and the name of the group's first column. Its label is 1 where one of the
+        columns is 1, else 0 where one is 0, else NaN.
         """
         labels = self.labels.copy()
-        merged = set[str]()
-        of_class: dict[str, Sequence[str]] = {name: [name] for name in self.class_names}
+        dropped = set[str]()
+        columns_of_class: dict[str, Sequence[str]] = {name: [name] for name in self.class_names}
         for group in groups:
             columns = [self.class_names.index(name) for name in group]
             labels[:, columns[0]] = np.fmax.reduce(labels[:, columns], axis=1)
-            merged.update(group[1:])
-            of_class[group[0]] = group
-        names = tuple(name for name in self.class_names if name not in merged)
-        masks = None if self.masks is None else self.masks.merge_classes(of_class)
+            dropped.update(group[1:])
+            columns_of_class[group[0]] = group
+        names = tuple(name for name in self.class_names if name not in dropped)
+        masks = None if self.masks is None else self.masks.merge_classes(columns_of_class)
         return replace(self, labels=labels, masks=masks).select_label_columns(names)
 
 
 def find_missing_mask_faults(sets: Mapping[str, ImageSet | None]) -> list[Fault]:
-    """Return a fault for each image set without masks, for a task with a label for each pixel.
+    """Return a fault for each image set without masks, which a segmentation task needs.
 
     Args:
-        sets: Configuration key -> images that it names; None if it names none.
+        sets: Configuration key -> the images that the key names; None if the key is not set.
     """
     remedy = (
         "Name the masks: data.mask_column with data.mask_values, or data.mask_columns, of a folder; arrays of masks in "
@@ -347,17 +356,17 @@ def find_missing_mask_faults(sets: Mapping[str, ImageSet | None]) -> list[Fault]
 def concatenate_image_sets(sets: Sequence[ImageSet]) -> ImageSet:
     """Join several image sets, which have the same classes, image size and colour, into one.
 
-    No picture is copied if all sets use the same store.
+    No picture is copied if all sets have the same ``stored``.
     """
     shared = all(images.stored is sets[0].stored for images in sets) and len(sets) > 1
     lines = [images.lines for images in sets if images.lines is not None]
-    every = [np.arange(len(images)) if images.places is None else images.places for images in sets]
+    places = [np.arange(len(images)) if images.places is None else images.places for images in sets]
     attributes = [images.attributes for images in sets if images.attributes is not None]
     masks = [images.masks for images in sets if images.masks is not None]
     return replace(
         sets[0],
         stored=sets[0].stored if shared else np.concatenate([images.images for images in sets]),
-        places=np.concatenate(every) if shared else None,
+        places=np.concatenate(places) if shared else None,
         labels=np.concatenate([images.labels for images in sets]),
         patients=np.concatenate([images.patients for images in sets]),
         sources=np.concatenate([images.sources for images in sets]),
@@ -414,15 +423,15 @@ def hash_dataset(*parts: ImageSet) -> str:
 def hash_dataset_components(*parts: ImageSet) -> dict[str, str]:
     """Return hashes of single components of a data set, which show where two data sets differ.
 
-    They are useful if the :func:`hash_dataset` of the two differs. They do not depend on the order of the images,
-    because a single changed label may distribute all patients anew over the parts.
+    They are useful if :func:`hash_dataset` differs. They do not depend on the order of the images, because one changed
+    label can move all patients to other parts.
 
     Args:
         parts: The parts of the data set, which have the same classes.
 
     Returns:
-        By name: the number of images; a hash of all pictures, of all labels and of all patients; a hash of the pairs of
-        picture and labels, and of the pairs of picture and patient; for each hospital, a hash of its images.
+        Name of a component -> its hash, or the number of images. The components are all pictures, all labels, all
+        patients, the pairs of picture and labels, the pairs of picture and patient, and the images of each hospital.
     """
     labels = [row.tobytes() for part in parts for row in part.labels]
     digests = [digest.tobytes() for part in parts for digest in part.picture_digests]
@@ -440,9 +449,10 @@ def hash_dataset_components(*parts: ImageSet) -> dict[str, str]:
     }
 
 
-_ARRAYS = ("stored", "labels", "patients", "sources", "places")
-_MASK_ARRAYS = ("stored", "places", "spacing")
+_ARRAY_FIELDS = ("stored", "labels", "patients", "sources", "places")
+_MASK_ARRAY_FIELDS = ("stored", "places", "spacing")
 Layout = dict[str, Any]
+"""Description of a data set as JSON, in which each array is an index into a list of arrays."""
 
 
 def serialize_dataset_splits(
@@ -453,11 +463,12 @@ def serialize_dataset_splits(
     An array that several parts share is in the list once.
 
     Args:
-        describe: Given a :class:`LazyPictures`, returns JSON by which the other process opens the pictures itself, or
-            None to copy all pictures into an array.
+        describe: Given a :class:`LazyPictures`, returns JSON with which the other process opens the pictures itself,
+            or None to copy all pictures into an array.
     """
     arrays: list[NDArray[Any]] = []
-    numbers: dict[int, Any] = {}
+    # id() of an array -> its index in ``arrays``, or the JSON of ``describe``.
+    references: dict[int, Any] = {}
     layout: Layout = {}
     for part, images in zip(PARTS, splits.parts, strict=True):
         layout[part] = {
@@ -469,74 +480,92 @@ def serialize_dataset_splits(
             "drops_color": images.drops_color,
             "white_of_dark": images.white_of_dark,
         }
-        for name in _ARRAYS:
+        for name in _ARRAY_FIELDS:
             array = getattr(images, name)
-            if array is not None and id(array) not in numbers:
-                place = describe(array) if isinstance(array, LazyPictures) else None
-                numbers[id(array)] = len(arrays) if place is None else place
-                if place is None:
+            if array is not None and id(array) not in references:
+                description = describe(array) if isinstance(array, LazyPictures) else None
+                references[id(array)] = len(arrays) if description is None else description
+                if description is None:
                     arrays.append(array[:])
-            layout[part][name] = None if array is None else numbers[id(array)]
+            layout[part][name] = None if array is None else references[id(array)]
         masks = images.masks
         layout[part]["mask_bits"] = None if masks is None else dict(masks.bits)
-        for name in _MASK_ARRAYS:
+        for name in _MASK_ARRAY_FIELDS:
             array = getattr(masks, name, None)
-            if array is not None and id(array) not in numbers:
-                place = _describe_masks(array, describe) if isinstance(array, LazyMasks) else None
-                numbers[id(array)] = len(arrays) if place is None else place
-                if place is None:
+            if array is not None and id(array) not in references:
+                description = _describe_masks(array, describe) if isinstance(array, LazyMasks) else None
+                references[id(array)] = len(arrays) if description is None else description
+                if description is None:
                     arrays.append(array[:])
-            layout[part][f"mask_{name}"] = None if array is None else numbers[id(array)]
+            layout[part][f"mask_{name}"] = None if array is None else references[id(array)]
     return layout, arrays
 
 
 def _describe_masks(masks: LazyMasks, describe: Callable[[LazyPictures], Any]) -> Any:
-    """Return JSON by which another process opens masks on the disk itself; None to copy them."""
+    """Return JSON with which another process opens these masks on the disk; None if the masks must be copied."""
     rows = describe(masks.rows) if isinstance(masks.rows, LazyPictures) else None
     if rows is None:
         return None
-    about = {"sides": list(masks.sides), "dtype": masks.dtype.str, "any_bits": masks.any_bits.tolist()}
-    return {"rows": rows, **about}
+    return {
+        "rows": rows,
+        "sides": list(masks.sides),
+        "dtype": masks.dtype.str,
+        "any_bits": masks.any_bits.tolist(),
+    }
 
 
-def _open_described_masks(about: Mapping[str, Any], opened: Callable[[Any], LazyPictures]) -> LazyMasks:
+def _open_described_masks(description: Mapping[str, Any], open_pictures: Callable[[Any], LazyPictures]) -> LazyMasks:
     """Open the masks that :func:`_describe_masks` described in another process."""
-    any_bits = np.array(about["any_bits"], np.int64)
-    return LazyMasks(opened(about["rows"]), tuple(about["sides"]), np.dtype(about["dtype"]), any_bits)
+    return LazyMasks(
+        rows=open_pictures(description["rows"]),
+        sides=tuple(description["sides"]),
+        dtype=np.dtype(description["dtype"]),
+        any_bits=np.array(description["any_bits"], np.int64),
+    )
 
 
 def deserialize_dataset_splits(
-    layout: Layout, arrays: Sequence[NDArray[Any]], opened: Callable[[Any], LazyPictures] | None = None
+    layout: Layout, arrays: Sequence[NDArray[Any]], open_pictures: Callable[[Any], LazyPictures] | None = None
 ) -> DatasetSplits:
     """Rebuild a data set from the JSON and the arrays of :func:`serialize_dataset_splits`, without copying an array.
 
     Args:
-        opened: Opens pictures from the JSON that ``describe`` of :func:`serialize_dataset_splits` returned; None if all
-            pictures are in ``arrays``.
+        open_pictures: Opens pictures from the JSON that ``describe`` of :func:`serialize_dataset_splits` returned; None
+            if all pictures are in ``arrays``.
     """
-    sets, stores, masks_on_disk = list[ImageSet](), dict[str, LazyPictures](), dict[str, LazyMasks]()
+    sets = list[ImageSet]()
+    # Parts that share pictures or masks on the disk must share the opened object too.
+    pictures_on_disk = dict[str, LazyPictures]()
+    masks_on_disk = dict[str, LazyMasks]()
     for part in (layout[name] for name in PARTS):
         fields: dict[str, Any] = {}
-        for name in _ARRAYS:
-            place = part[name]
-            if isinstance(place, dict) and opened is not None:
-                key = str(place)
-                fields[name] = stores[key] = stores[key] if key in stores else opened(place)
+        for name in _ARRAY_FIELDS:
+            reference = part[name]
+            if isinstance(reference, dict) and open_pictures is not None:
+                key = str(reference)
+                if key not in pictures_on_disk:
+                    pictures_on_disk[key] = open_pictures(reference)
+                fields[name] = pictures_on_disk[key]
             else:
-                fields[name] = None if place is None else arrays[place]
-        skipped = tuple(SkippedImage(**skip) for skip in part["skipped"])
-        fields |= {"skipped": skipped, "missing": part["missing"], "notes": tuple(part["notes"])}
-        fields |= {"omissions": tuple(part["omissions"]), "drops_color": part["drops_color"]}
+                fields[name] = None if reference is None else arrays[reference]
+        fields["skipped"] = tuple(SkippedImage(**image) for image in part["skipped"])
+        fields["missing"] = part["missing"]
+        fields["notes"] = tuple(part["notes"])
+        fields["omissions"] = tuple(part["omissions"])
+        fields["drops_color"] = part["drops_color"]
         fields["white_of_dark"] = part["white_of_dark"]
         if part["mask_bits"] is not None:
-            spacing, place = part["mask_spacing"], part["mask_stored"]
-            if isinstance(place, dict) and opened is not None:
-                key = str(place["rows"])
+            spacing = part["mask_spacing"]
+            reference = part["mask_stored"]
+            if isinstance(reference, dict) and open_pictures is not None:
+                key = str(reference["rows"])
                 if key not in masks_on_disk:
-                    masks_on_disk[key] = _open_described_masks(place, opened)
-                place = masks_on_disk[key]
+                    masks_on_disk[key] = _open_described_masks(reference, open_pictures)
+                stored: NDArray[Any] | LazyMasks = masks_on_disk[key]
+            else:
+                stored = arrays[reference]
             fields["masks"] = MaskSet(
-                place if isinstance(place, LazyMasks) else arrays[place],
+                stored,
                 arrays[part["mask_places"]],
                 part["mask_bits"],
                 None if spacing is None else arrays[spacing],

@@ -17,61 +17,64 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator
 
 from polyclinic.common.system.plain_text import is_plain_text
-from polyclinic.data.base.vocabulary import NO_NAMES, NOBODY
+from polyclinic.data.base.vocabulary import ANONYMOUS_PERSON_PATTERN, MISSING_LABEL_PATTERN
 
-_CLEAN = re.compile(r"[!-~]+(?: [!-~]+)*")
+_NORMALIZED_ASCII = re.compile(r"[!-~]+(?: [!-~]+)*")
 """ASCII text that is already normalised: visible characters with single spaces between them."""
-_FORMATS = ("Cc", "Cf", "Mn", "Lo", "So")
-"""Unicode categories that include invisible characters; private and unassigned characters may be somebody's letters."""
-_FORMULA = re.compile(r'="([^"]+)"')
+_INVISIBLE_CATEGORIES = ("Cc", "Cf", "Mn", "Lo", "So")
+"""Unicode categories with invisible characters; private-use and unassigned characters stay, they may be letters."""
+_TEXT_FORMULA = re.compile(r'="([^"]+)"')
 """A spreadsheet formula that protects a text, such as ``="007"``, from being read as a number."""
 _WHOLE_NUMBER = re.compile(r"([+-]?\d+)(?:(?:[.,]0+)+|[.,]?0*e[+-]?0+)")
-_AS_FLOAT = re.compile(r"([^.,]*\d)[.,]0+")
+_FLOAT_SUFFIX = re.compile(r"([^.,]*\d)[.,]0+")
 """A name whose last number a program wrote as a float, such as ``1_1.0``."""
 _POWER_OF_TEN = re.compile(r"([1-9]\d*)e([1-9])")
 """A number such as ``1e3``, which a spreadsheet or a program may have made of 1000."""
-_TAG = re.compile(
+_ID_PREFIX = re.compile(
     r"^[^a-z0-9]*(?:mrn|(?:id)?[^a-z0-9]*p|p?id|n[or]|pt|(?:pat(?:ient)?|case|fall)(?:[^a-z0-9]*(?:id|n[or]))?"
     r"|sub(?:j(?:ect)?)?|acc(?:ession)?)[^a-z0-9]*(?=\d)"
 )
 """A prefix of a number that marks it as a patient's identifier."""
-_PLACE_SIGN = re.compile(r"[\\/^@]")
+_PLACE_SEPARATOR = re.compile(r"[\\/^@]")
 _ID_AT_A_PLACE = re.compile(
     r"(?P<before>[^\d\\/^@]+)[\\/^@](?P<last>[^\\/^@]*\d[^\\/^@]*)"
     r"|(?P<first>[^\\/^@]*\d[^\\/^@]*)(?:[\\/^@](?P<after>[^\d\\/^@]+)|\^[^^]*\^[^^]*\^(?P<issuer>.+))"
 )
-"""An identifier with a digit, before or after the name of a place without digits, such as a hospital, or with the
-issuer of HL7 (``P1^^^north``)."""
+"""An identifier with a digit, and a place without digits, such as a hospital, before or after it (``north/P1``); or an
+identifier with its issuer as HL7 writes it (``P1^^^north``)."""
 _FAMILY_NAME_FIRST = re.compile(r"[^\d^,]+(?:\^|, ?)[^\d,]+")
 _FILE_TYPE = re.compile(r"\.(?:dcm|png|jpe?g|tiff?|nii(?:\.gz)?)$")
 _SEPARATORS = re.compile(r"[^a-z0-9\x80-\U0010ffff]+")
 _SECOND_VOWEL = re.compile(r"(?<=[aou])e|(?<=a)a(?=[a-z])")
-"""The second letter of ä, ö, ü, æ, œ and å when written as two letters."""
-_LOOK_ALIKE = str.maketrans("авекмнорстухіјѕһԁԛԝӏαβεζηικμνορτυχøłđıð", "abekmhopctyxijshdqwlabezhikmnoptyxoldid") | {
+"""The second letter of ä, ö, ü, æ, œ and å where they are written as two letters (``ae``, ``aa``)."""
+_LATIN_LOOKALIKES = str.maketrans(
+    "авекмнорстухіјѕһԁԛԝӏαβεζηικμνορτυχøłđıð", "abekmhopctyxijshdqwlabezhikmnoptyxoldid"
+) | {
     ord("æ"): "ae",
     ord("œ"): "oe",
 }
-"""Maps Cyrillic and Greek letters to the Latin letters they look like, and letters such as ø, whose stroke Unicode does
-not count as an accent, to the bare letter."""
+"""Cyrillic or Greek letter -> the Latin letter that looks like it. Letters such as ø map to the plain letter, because
+Unicode does not count their stroke as an accent."""
 _LETTERS_AND_NUMBER = re.compile(r"([a-z]*)[ _-]*0*([1-9]\d*)", re.ASCII)
-_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
+_LEADING_ZEROS = re.compile(r"(?<!\d)0+(?=\d)")
 _UID = re.compile(r"\d+(?:\.\d+){4,}")
-_FEWEST_UNGROUPED = 4
-"""Minimum number of characters of names that are similar without their separators; ``1-1`` and ``11`` may be two."""
+_MIN_CHARACTERS_WITHOUT_SEPARATORS = 4
+"""Names that differ only in separators are similar if they have at least this many characters; ``1-1`` and ``11`` may
+be two patients."""
 _ZEROS_AND_GAPS = re.compile(r"(?<!\d)0+(?=\d)|(?<=\d) (?=\D)|(?<=[^\d ]) (?=\d)")
-_NEVER_TELLING = b"0ae" + bytes(set(range(128)) - set(b"0123456789abcdefghijklmnopqrstuvwxyz"))
-"""Characters that similar names may differ in: zeros, separators, and the letters a and e."""
-_NOBODY = re.compile(
+_IGNORED_CHARACTERS = b"0ae" + bytes(set(range(128)) - set(b"0123456789abcdefghijklmnopqrstuvwxyz"))
+"""ASCII characters in which similar names may differ: zeros, separators, and the letters a and e."""
+_ANONYMOUS_PATIENT = re.compile(
     r"(?:the )?(?:patient(?:in|en)?|subject|person|name|id)(?: (?:name|id))?|no ?(?:patient|subject)? ?(?:name|id)"
-    rf"|(?:patient |subject |person |name )?{NOBODY}(?: patient| subject| person| name)?"
+    rf"|(?:patient |subject |person |name )?{ANONYMOUS_PERSON_PATTERN}(?: patient| subject| person| name)?"
 )
-"""Words, joined by spaces, of a patient whose name is not known or was removed."""
-_LIKE_NOBODY = re.compile(
+"""Words, joined by spaces, that stand for a patient whose name is unknown or was removed."""
+_DUMMY_PATIENT = re.compile(
     r"0+|9+|(?:x+|n|anon\w*?|unk(?:nown)?|patient|test|dummy|phantom|nobody)[\W_]*\d*", re.IGNORECASE
 )
-"""Texts that name nobody if many images have them, or else are numbers or pseudonyms like any other."""
+"""Texts that are placeholders if many images have them, and otherwise may be ordinary numbers or pseudonyms."""
 _WORDS = re.compile(r"[^\W\d_]+")
-_NO_VALUE = re.compile(
+_MISSING_VALUE = re.compile(
     r"[+-]?nan(?:\.0+|\(?(?:ind|snan)?\)?)|[+-]?1[.,]#(?:ind|[qs]nan|inf)0*|[+-]?nat|(?:pd|np|numpy)\.(?:na|nan|nat)|none"
     r"|na_(?:character|integer|real|complex|logical)_|=na\(\)|n\.a\.?|<na>|\\n|(?:system\.)?dbnull|null|undefined"
     r"|\.[a-z]|(?:&nbsp|&#160|&#xa0|<br|_x00(?:0[9ad]|a0)_|\W)+|\[object object\]"
@@ -79,9 +82,9 @@ _NO_VALUE = re.compile(
     re.IGNORECASE,
 )
 """Texts by which databases, languages and spreadsheets write a missing value or an error."""
-_LONGEST_WORD = len("NA_character_")
-"""Maximum length of such a text that begins with a letter or digit."""
-_BLANK = frozenset(("", ".", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null", "none", "\\n"))
+_MAX_MISSING_VALUE_CHARACTERS = len("NA_character_")
+"""Maximum length of a text of :data:`_MISSING_VALUE` that begins with a letter or digit."""
+_BLANK_CELLS = frozenset(("", ".", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null", "none", "\\n"))
 """Lower-case cells by which spreadsheets, databases, R, Python, pandas, SAS and Stata write a missing value."""
 
 
@@ -90,19 +93,19 @@ def normalize_name(text: str) -> str:
 
     A spreadsheet formula such as ``="007"``, which protects leading zeros, is replaced by its text ``007``.
     """
-    if not _CLEAN.fullmatch(text):
+    if not _NORMALIZED_ASCII.fullmatch(text):
         visible = (
             letter
             for letter in text
-            if letter.isspace() or is_plain_text(letter) or unicodedata.category(letter) not in _FORMATS
+            if letter.isspace() or is_plain_text(letter) or unicodedata.category(letter) not in _INVISIBLE_CATEGORIES
         )
         text = unicodedata.normalize("NFC", " ".join("".join(visible).split()))
-    formula = _FORMULA.fullmatch(text) if text.startswith("=") else None
+    formula = _TEXT_FORMULA.fullmatch(text) if text.startswith("=") else None
     return formula[1].strip() if formula else text
 
 
 def normalize_names_in_text(text: str) -> str:
-    """Normalise each name in a text of several names; the line ends and tabs between the names stay."""
+    """Normalise each name in a text of names that are separated by line ends or tabs; empty names are removed."""
     lines = ("\t".join(filter(None, map(normalize_name, line.split("\t")))) for line in text.splitlines())
     return "\n".join(filter(None, lines))
 
@@ -113,38 +116,44 @@ Name = Annotated[str, AfterValidator(normalize_name)]
 
 def is_blank_cell(cell: str) -> bool:
     r"""Return True if a normalised table cell has no value: empty, ``.``, ``NaN``, ``#N/A``, ``NULL``, ``\N``."""
-    return len(cell) <= 4 and cell.casefold() in _BLANK
+    return len(cell) <= 4 and cell.casefold() in _BLANK_CELLS
 
 
 def is_missing_value(cell: str) -> bool:
     r"""Return True if a normalised text says that there is no value.
 
-    Such a text is a blank cell; a missing value or an error as programs write it (``None``, ``\N``, ``#REF!``), also in
-    brackets or quotes; or a text of signs only, such as ``-`` and ``?``.
+    Such texts are: a blank cell; a missing value or an error as programs write it (``None``, ``\N``, ``#REF!``), also
+    in brackets or quotes; a text without letters and digits, such as ``-`` and ``?``.
     """
     if is_blank_cell(cell) or not (cell[:1].isalnum() or any(map(str.isalnum, cell))):
         return True
     if cell[0].isalnum():
-        return cell[0] in "1npudsNPUDS" and len(cell) <= _LONGEST_WORD and _NO_VALUE.fullmatch(cell) is not None
+        return (
+            cell[0] in "1npudsNPUDS"
+            and len(cell) <= _MAX_MISSING_VALUE_CHARACTERS
+            and _MISSING_VALUE.fullmatch(cell) is not None
+        )
     bare = cell.strip("[](){}<>'\" ")
-    return is_blank_cell(bare) or _NO_VALUE.fullmatch(cell) is not None or _NO_VALUE.fullmatch(bare) is not None
+    return (
+        is_blank_cell(bare) or _MISSING_VALUE.fullmatch(cell) is not None or _MISSING_VALUE.fullmatch(bare) is not None
+    )
 
 
 def is_anonymous_patient(name: str) -> bool:
-    """Return True if a normalised patient name names nobody: it is a missing value, or says ``ANON`` or ``No^Name``."""
+    """Return True if a normalised patient name is a missing value, or a word such as ``ANON`` or ``No^Name``."""
     if name[-1:].isdecimal():
         return is_missing_value(name)
     if is_missing_value(name):
         return True
     text = name.casefold().strip("[](){}<>*'\" .:!^")
-    if _NOBODY.fullmatch(" ".join(_WORDS.findall(text))) and not any(map(str.isdecimal, text)):
+    if _ANONYMOUS_PATIENT.fullmatch(" ".join(_WORDS.findall(text))) and not any(map(str.isdecimal, text)):
         return True
-    return NO_NAMES.fullmatch(text) is not None and len(text) > 2  # two letters may be initials
+    return MISSING_LABEL_PATTERN.fullmatch(text) is not None and len(text) > 2  # two letters may be initials
 
 
 def looks_like_dummy_patient(name: str) -> bool:
     """Return True if a normalised patient name may be a placeholder for unknown patients: ``0000``, ``ANON1``."""
-    return _LIKE_NOBODY.fullmatch(name) is not None
+    return _DUMMY_PATIENT.fullmatch(name) is not None
 
 
 def make_name_similarity_key(name: str) -> str:
@@ -161,9 +170,11 @@ def _fold_name_to_plain_words(name: str) -> str:
         folded = _strip_id_prefix_and_extension(name)
     else:
         bare = (letter for letter in unicodedata.normalize("NFKD", name) if not "\u0300" <= letter <= "\u036f")
-        folded = "".join(str(unicodedata.decimal(letter, letter)) for letter in bare).casefold().translate(_LOOK_ALIKE)
-        folded = _TAG.sub("", _FILE_TYPE.sub("", folded))
-    if as_float := _AS_FLOAT.fullmatch(folded):
+        folded = (
+            "".join(str(unicodedata.decimal(letter, letter)) for letter in bare).casefold().translate(_LATIN_LOOKALIKES)
+        )
+        folded = _ID_PREFIX.sub("", _FILE_TYPE.sub("", folded))
+    if as_float := _FLOAT_SUFFIX.fullmatch(folded):
         folded = as_float[1]
     if whole := _WHOLE_NUMBER.fullmatch(folded):
         folded = whole[1]
@@ -173,19 +184,20 @@ def _fold_name_to_plain_words(name: str) -> str:
 
 
 def _strip_id_prefix_and_extension(name: str) -> str:
+    """Return an ASCII name in lower case, without a prefix such as ``MRN`` and without the ending of an image file."""
     lower = name.lower()
     lower = _FILE_TYPE.sub("", lower) if "." in lower[-7:-2] else lower
     power = _POWER_OF_TEN.fullmatch(lower) if "e" in lower else None
     if power:
         return power[1] + "0" * int(power[2])
-    return _TAG.sub("", lower) if lower[:1] in "acfimnps" or not lower[:1].isalnum() else lower
+    return _ID_PREFIX.sub("", lower) if lower[:1] in "acfimnps" or not lower[:1].isalnum() else lower
 
 
 @lru_cache(maxsize=1 << 14)  # a thousand sites have the same few names
 def make_class_spelling_key(name: str) -> str:
-    """Return a comparison key for names of classes and hospitals, which is equal for names of the same letters.
+    """Return a comparison key for names of classes and hospitals: that of similar names, with spaces removed.
 
-    Spaces are ignored except between digits, so that ``St. Mary's`` and ``St Marys`` are equal.
+    Spaces between digits stay. ``St. Mary's`` and ``St Marys`` have the same key.
     """
     return re.sub(r"(?<!\d) | (?!\d)", "", _SECOND_VOWEL.sub("", make_name_similarity_key(name)))
 
@@ -202,83 +214,87 @@ def find_similar_names(names: Sequence[str]) -> dict[str, str]:
         names: Distinct normalised names.
 
     Returns:
-        Pairs of a name and a similar one. In each group of similar names, all names but one have such a pair, and
-        following the pairs from any name leads to the one without.
+        Name -> a similar name. In each group of similar names, exactly one name is no key; following the pairs from any
+        other name leads to it.
     """
     # A coarse key is ten times as fast as the fine one: a second for a million names.
     texts = (
         _strip_id_prefix_and_extension(name) if name.isascii() else make_name_similarity_key(name) for name in names
     )
-    coarse = [text.encode(errors="replace").translate(None, _NEVER_TELLING) for text in texts]
-    counts, first, similar = Counter(coarse), dict[str, str](), dict[str, str]()
+    coarse = [text.encode(errors="replace").translate(None, _IGNORED_CHARACTERS) for text in texts]
+    counts = Counter(coarse)
+    first_by_key = dict[str, str]()
+    similar = dict[str, str]()
     for name, key in zip(names, coarse, strict=True):
         if counts[key] > 1:
-            likeness = _SECOND_VOWEL.sub("", make_name_similarity_key(name))
-            earliest = first.setdefault(likeness, name)
+            similarity_key = _SECOND_VOWEL.sub("", make_name_similarity_key(name))
+            earliest = first_by_key.setdefault(similarity_key, name)
             code, other = map(_strip_id_prefix_and_extension, (name, earliest))
-            # Codes of as many ASCII letters and digits, such as hexadecimal 2cae05 and 2ca005; but P1 is 01.
+            # Two codes of equal length differ, such as hexadecimal 2cae05 and 2ca005; but P1 is 01.
             if code != other and len(code) == len(other) and (code + other).isascii() and (code + other).isalnum():
-                earliest = first.setdefault(name.lower(), name)
+                earliest = first_by_key.setdefault(name.lower(), name)
             if earliest is not name:
                 similar[name] = earliest
-    _pair_names_by_separators(similar, first)
+    _pair_names_by_separators(similar, first_by_key)
     _pair_ids_with_and_without_place(similar, names)
     _pair_reversed_person_names(similar, names)
     return similar
 
 
-def _pair_names_by_separators(similar: dict[str, str], first: Mapping[str, str]) -> None:
+def _pair_names_by_separators(similar: dict[str, str], first_by_key: Mapping[str, str]) -> None:
     """Add to ``similar`` pairs of names that differ in separators only, if one has all separators of the other.
 
     Args:
         similar: Maps a name to a similar one, see :func:`find_similar_names`.
-        first: Maps each similarity key to the first name that has it.
+        first_by_key: Similarity key -> the first name that has it.
     """
     same_letters = defaultdict[str, list[tuple[set[int], str]]](list)
-    for likeness, name in first.items():
-        if " " not in likeness or _UID.fullmatch(name):
+    for similarity_key, name in first_by_key.items():
+        if " " not in similarity_key or _UID.fullmatch(name):
             continue
-        text, gaps = "", set[int]()  # joined groups, and where the gaps were, in characters from the end
+        text = ""
+        gaps = set[int]()  # positions of the separators, in characters from the end of the text
         for group in reversed(_SECOND_VOWEL.sub("", _fold_name_to_plain_words(name)).split(" ")):
             # A gap between a letter and a digit is not counted, because A-1 and A1 have the same key.
             if text and group[-1:].isdecimal() == text[0].isdecimal():
                 gaps.add(len(text))
             text = group + text
-        letters = _ZEROS.sub("", text)
-        if len(letters) >= _FEWEST_UNGROUPED:
-            for others, earlier in same_letters[letters]:
-                if gaps < others or gaps > others:
+        letters = _LEADING_ZEROS.sub("", text)
+        if len(letters) >= _MIN_CHARACTERS_WITHOUT_SEPARATORS:
+            for other_gaps, earlier in same_letters[letters]:
+                if gaps < other_gaps or gaps > other_gaps:
                     _merge_name_groups(similar, name, earlier)
             same_letters[letters].append((gaps, name))
-            if letters in first:
-                _merge_name_groups(similar, name, first[letters])
+            if letters in first_by_key:
+                _merge_name_groups(similar, name, first_by_key[letters])
 
 
 def _pair_ids_with_and_without_place(similar: dict[str, str], names: Sequence[str]) -> None:
-    """Add to ``similar`` pairs of names with one identifier, unless they name different places.
+    """Add to ``similar`` pairs of names with one identifier, unless they name different places, such as hospitals.
 
-    Both names may name the same place, as ``north/P1`` and ``P1^north`` do, or only one may, as with ``north/P1`` and
-    ``P1``.
+    The two names may have the same place (``north/P1`` and ``P1^north``), or only one may have a place (``north/P1``
+    and ``P1``).
     """
-    placed = dict[str, tuple[str, str]]()  # keys of the place and of the id in it
-    for name in filter(_PLACE_SIGN.search, names):
+    parsed_names = dict[str, tuple[str, str]]()  # name -> similarity keys of its place and of its identifier
+    for name in filter(_PLACE_SEPARATOR.search, names):
         if match := _ID_AT_A_PLACE.fullmatch(name):
-            place, number = match["before"] or match["after"] or match["issuer"], match["first"] or match["last"]
-            placed[name] = make_name_similarity_key(place), make_name_similarity_key(number)
-    ids = {number for _, number in placed.values()}
-    by_place = defaultdict[str, dict[str, str]](dict)
-    for name in names if ids else ():
-        place, number = placed.get(name) or ("", make_name_similarity_key(name))
-        if number in ids:
-            same_id = by_place[number]
-            if place not in same_id:
+            place = match["before"] or match["after"] or match["issuer"]
+            identifier = match["first"] or match["last"]
+            parsed_names[name] = make_name_similarity_key(place), make_name_similarity_key(identifier)
+    identifiers = {identifier for _, identifier in parsed_names.values()}
+    names_by_identifier = defaultdict[str, dict[str, str]](dict)
+    for name in names if identifiers else ():
+        place, identifier = parsed_names.get(name) or ("", make_name_similarity_key(name))
+        if identifier in identifiers:
+            name_by_place = names_by_identifier[identifier]
+            if place not in name_by_place:
                 # Names of two places differ; a name without a place is similar to that of each place.
-                for other in [""] if place else list(same_id):
-                    if other in same_id:
-                        _merge_name_groups(similar, name, same_id[other])
-            elif same_id[place] is not name:
-                _merge_name_groups(similar, name, same_id[place])
-            same_id.setdefault(place, name)
+                for other_place in [""] if place else list(name_by_place):
+                    if other_place in name_by_place:
+                        _merge_name_groups(similar, name, name_by_place[other_place])
+            elif name_by_place[place] is not name:
+                _merge_name_groups(similar, name, name_by_place[place])
+            name_by_place.setdefault(place, name)
 
 
 def _pair_reversed_person_names(similar: dict[str, str], names: Sequence[str]) -> None:
@@ -295,7 +311,7 @@ def _pair_reversed_person_names(similar: dict[str, str], names: Sequence[str]) -
 
 
 def _merge_name_groups(similar: dict[str, str], name: str, earlier: str) -> None:
-    """Add the pair of two names to ``similar``, unless its pairs already connect the two."""
+    """Add the pair of two names to ``similar``, unless the pairs in ``similar`` already connect the two names."""
     root = _find_group_root(similar, name)
     if root == _find_group_root(similar, earlier):
         return
@@ -306,6 +322,7 @@ def _merge_name_groups(similar: dict[str, str], name: str, earlier: str) -> None
 
 
 def _find_group_root(pairs: Mapping[str, str], name: str) -> str:
+    """Follow the pairs from a name to the name of its group that is not a key of ``pairs``."""
     while name in pairs:
         name = pairs[name]
     return name
@@ -313,17 +330,17 @@ def _find_group_root(pairs: Mapping[str, str], name: str) -> str:
 
 def map_names_to_group_names(similar: Mapping[str, str]) -> dict[str, str]:
     """Map each name in the pairs of :func:`find_similar_names` to the alphabetically first name of its group."""
-    least = dict[str, str]()
+    group_names = dict[str, str]()
     for name in similar:
         root = _find_group_root(similar, name)
-        least[root] = min(least.get(root, root), name)
-    return {name: least[_find_group_root(similar, name)] for name in {*similar, *least}}
+        group_names[root] = min(group_names.get(root, root), name)
+    return {name: group_names[_find_group_root(similar, name)] for name in {*similar, *group_names}}
 
 
 def normalize_name_array(values: NDArray[np.generic]) -> NDArray[np.str_]:
     """Convert an array ``(n,)`` of texts, bytes or numbers to normalised names.
 
-    If all floats are whole numbers, their names have no ``.0``.
+    If all values are floats without a fraction, the names have no ``.0``.
     """
     values = np.asarray(values.tolist()) if values.dtype.kind == "O" else values
     distinct, inverse = np.unique(values, return_inverse=True)

@@ -1,8 +1,8 @@
-"""The form of a data set's pixels: all that decides how its images become the numbers that a network receives.
+"""The pixel form of a data set: all settings that decide how its images become the numbers that a network receives.
 
-Each hospital computes the form of its own images from its data settings. The coordinator compares the forms before
-round 1 (:mod:`polyclinic.common.pixel_contract`), and the form of a run is saved with its model, so that later images
-are read as those of the training were.
+Each hospital computes its pixel form from its data settings. The coordinator compares the forms before round 1
+(:mod:`polyclinic.common.pixel_contract`). The form of a run is saved with its model, so that later images are read in
+the same way as the training images.
 """
 
 import dataclasses
@@ -26,21 +26,21 @@ from polyclinic.data.base.spec import (
 )
 
 DECODING_RULES = 1
-"""Version of the rules by which files become pixels where no key decides: orientation, aspect ratio, default window. It
-is raised when a release reads the same file, by the same keys, as other pixels."""
-LIMITS = ("largest_mb",)
-"""Rendering options that only limit resources, and change no pixel."""
-FILE_KEYS = ("frame", "bit_depth")
-"""Rendering options without which files that need them cannot be read: where one is left out, there are no such files,
-so that it contradicts no value."""
+"""Version of the rules that no key changes: orientation, aspect ratio, default window. A release that reads other
+pixels from the same file with the same keys has a higher version."""
+RESOURCE_LIMIT_KEYS = ("largest_mb",)
+"""Rendering options that limit resources and change no pixel."""
+FILE_FORMAT_KEYS = ("frame", "bit_depth")
+"""Rendering options that some files require. A hospital that leaves one out has no such files, so that any value of
+another hospital is compatible with its data."""
 RENDERING_KEYS = tuple(
-    option.name for option in dataclasses.fields(PictureRenderingOptions) if option.name not in LIMITS
+    option.name for option in dataclasses.fields(PictureRenderingOptions) if option.name not in RESOURCE_LIMIT_KEYS
 )
-"""Rendering options that change pixels; an option that a release adds is among them."""
+"""Rendering options that change pixels: all options but :data:`RESOURCE_LIMIT_KEYS`."""
 DatasetSpecT = TypeVar("DatasetSpecT", bound=BaseDatasetSpec)
-KEYS = ("color", "image_size", "resize", *RENDERING_KEYS)
+PIXEL_KEYS = ("color", "image_size", "resize", *RENDERING_KEYS)
 """The keys of ``[data]`` that decide how images become pixels."""
-OWN = "own"
+SITE_SPECIFIC_KEY = "own"
 """The key of the table ``[pixels]`` that lists the rendering options in which hospitals may differ."""
 
 
@@ -53,9 +53,9 @@ class PixelForm(BaseModel):
         depth: Number of slices of stored volumes; None for pictures.
         resize: How images of other sizes or shapes are brought to that size; None if no image was resized.
         rendering: The rendering options (:class:`PictureRenderingOptions`) that are not at their defaults.
-        only_grey: True if ``color`` is False and no image had any colour, so that reading them in colour gives three
-            equal channels: the same that a network of three channels makes of the grey.
-        decoded: True if the images are files or arrays that are rendered by keys of ``[data]``.
+        only_grey: True if ``color`` is False and no image had any colour. Read in colour, such images have three equal
+            channels, as if a network with three input channels had repeated the grey channel.
+        decoded: True if the images are rendered from files with the keys of ``[data]``.
         white_of_dark: The value that is probably white (1, 3, 7, 15, 31 or 63) if the images are nearly black and no
             ``value_range`` says which value is white; else 0.
         rules: :data:`DECODING_RULES` of the release that read the images.
@@ -78,7 +78,7 @@ class PixelForm(BaseModel):
 
     @model_serializer(mode="wrap")
     def _leave_out_depth_of_pictures(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the depth of pictures, so that releases without volumes read their form."""
+        """Leave out the depth of pictures, because releases without volumes refuse the key."""
         values: dict[str, Any] = serialize(self)
         if values["depth"] is None:
             del values["depth"]
@@ -101,26 +101,26 @@ class PixelForm(BaseModel):
         return None if self.depth is None else (self.depth, self.height, self.width)
 
     def read_setting(self, key: str) -> Any:
-        """Return the value of one of :data:`KEYS`, as JSON has it; of a rendering option that is unset, its default."""
+        """Return the value of one of :data:`PIXEL_KEYS` as a JSON type; an unset rendering option has its default."""
         if key in ("color", "image_size", "resize"):
             return getattr(self, key)
         value = self.rendering.get(key, getattr(DEFAULT_RENDERING, key, None))
         return list(value) if isinstance(value, tuple) else value
 
     def has_setting(self, key: str) -> bool:
-        """Return True if a key has a meaning for these images; arrays that are stored as pixels have no window."""
+        """Return True if a key of :data:`PIXEL_KEYS` applies to these images; ``window`` does not apply to arrays."""
         if key == "resize":
             return self.resize is not None
         if key in (ONLY_FOR_VOLUMES if self.depth is None else ONLY_FOR_PICTURES):
             return False
         if key in ("color", "image_size"):
             return True
-        unset_by_need = key in FILE_KEYS and self.read_setting(key) is None
-        return key in self.rendering or (self.decoded and not unset_by_need)
+        not_needed = key in FILE_FORMAT_KEYS and self.read_setting(key) is None
+        return key in self.rendering or (self.decoded and not not_needed)
 
     @property
     def rendering_options(self) -> PictureRenderingOptions:
-        """The rendering options as an object; options that this release does not know are left out."""
+        """The rendering options as an object, without options that only a newer release has."""
         options: dict[str, Any] = {key: self.rendering[key] for key in RENDERING_KEYS if key in self.rendering}
         return PictureRenderingOptions(**options)
 
@@ -138,7 +138,7 @@ class PixelForm(BaseModel):
 
 
 def format_setting(key: str, value: Any) -> str:
-    """Return a key of ``[data]`` with its value as a line of TOML; a value of None as the key that is left out."""
+    """Return a key of ``[data]`` with its value as a line of TOML; for the value None, ``no`` and the key."""
     if value is None:
         return f"no {key}"
     numbers = [int(n) if float(n).is_integer() else n for n in value] if isinstance(value, list | tuple) else value
@@ -154,8 +154,7 @@ def make_pixel_form(
         spec: The settings of the data set; None for one without settings.
         shape: Shape of one stored image, ``(height, width[, 3])``; of a volume ``(depth, height, width, channels)``.
         drops_color: True if images that have colour are stored in grey.
-        white_of_dark: The value that is probably white in nearly black pictures; 0 if they are not. No key says it of
-            volumes.
+        white_of_dark: The value that is probably white if the pictures are nearly black, else 0; ignored for volumes.
     """
     depth, (height, width, *channels) = (shape[0], shape[1:]) if len(shape) == 4 else (None, shape)
     color = bool(channels) and channels[0] == 3
@@ -182,41 +181,44 @@ def check_pixel_table(table: Mapping[str, Any]) -> dict[str, Any]:
     """Check the table ``[pixels]`` of an experiment: keys of ``[data]`` that decide how images become pixels.
 
     Returns:
-        The table with its values in canonical form, as JSON has them.
+        The table with its values in canonical form, as JSON types.
 
     Raises:
-        ValueError: With every fault.
+        ValueError: With all faults.
     """
-    given, faults = {key: value for key, value in table.items() if key != OWN}, list[str]()
-    free_keys = table.get(OWN, [])
+    given = {key: value for key, value in table.items() if key != SITE_SPECIFIC_KEY}
+    faults = list[str]()
+    free_keys = table.get(SITE_SPECIFIC_KEY, [])
     if not isinstance(free_keys, list | tuple) or any(key not in RENDERING_KEYS for key in free_keys):
-        faults.append(f"{OWN} must be a list of keys in which hospitals may differ: {', '.join(RENDERING_KEYS)}")
-    if unknown := sorted(given.keys() - set(KEYS)):
-        faults.append(f"has no key {', '.join(unknown)}; its keys are {', '.join((*KEYS, OWN))}")
+        faults.append(
+            f"{SITE_SPECIFIC_KEY} must be a list of keys in which hospitals may differ: {', '.join(RENDERING_KEYS)}"
+        )
+    if unknown := sorted(given.keys() - set(PIXEL_KEYS)):
+        faults.append(f"has no key {', '.join(unknown)}; its keys are {', '.join((*PIXEL_KEYS, SITE_SPECIFIC_KEY))}")
     checked = dict[str, Any]()
     try:
         # A spacing belongs to volumes, whose size the table need not name.
         assumed = {"image_size": [1, 1, 1]} if "spacing" in given else {}
-        stated = {key: given[key] for key in given.keys() & set(KEYS)}
+        stated = {key: given[key] for key in given.keys() & set(PIXEL_KEYS)}
         spec = PictureTableSpec.model_validate({"labels": "", **assumed, **stated})
         values = spec.model_dump(mode="json")
-        checked = {key: values[key] for key in KEYS if key in given}
+        checked = {key: values[key] for key in PIXEL_KEYS if key in given}
     except ValidationError as error:
         faults += [f"{'.'.join(map(str, fault['loc'][:1]))}: {fault['msg']}" for fault in error.errors()]
     if not faults and (both := sorted(set(free_keys) & checked.keys())):
-        faults.append(f"{', '.join(both)}: either all hospitals have one value, or each has its {OWN}")
+        faults.append(f"{', '.join(both)}: either all hospitals have one value, or each has its {SITE_SPECIFIC_KEY}")
     if faults:
         raise ValueError("; ".join(faults))
-    return {**checked, **({OWN: sorted(free_keys)} if free_keys else {})}
+    return {**checked, **({SITE_SPECIFIC_KEY: sorted(free_keys)} if free_keys else {})}
 
 
 def read_as_trained(spec: DatasetSpecT, form: PixelForm | None) -> DatasetSpecT:
     """Return the settings of a data set, changed so that its images are read as those of the training.
 
-    Keys that say how the samples of a file are stored, such as ``bit_depth``, stay where they are set.
+    A key of :data:`FILE_FORMAT_KEYS`, such as ``bit_depth``, keeps its value in ``spec`` if it has one there.
 
     Args:
-        form: How the images of the training became pixels; None if the model does not say it.
+        form: The pixel form of the training images; None if the model file has none.
     """
     if form is None:
         return spec
@@ -228,6 +230,8 @@ def read_as_trained(spec: DatasetSpecT, form: PixelForm | None) -> DatasetSpecT:
         del keys["image_size"]
     if form.decoded:
         for key in RENDERING_KEYS:
-            own, trained = getattr(spec, key, None), getattr(form.rendering_options, key)
-            keys[key] = own if key in FILE_KEYS and own is not None else trained
+            value = getattr(spec, key, None)
+            if key not in FILE_FORMAT_KEYS or value is None:
+                value = getattr(form.rendering_options, key)
+            keys[key] = value
     return spec.model_copy(update={key: value for key, value in keys.items() if key in type(spec).model_fields})

@@ -29,7 +29,7 @@ from polyclinic.common.hosts import RETIRED_KEYS, SECRETS_FILE, HostUse, find_us
 from polyclinic.common.plugins import NAME_PATTERN, PluginName
 from polyclinic.common.system.plain_text import PLAIN_NAME
 from polyclinic.data.base.attributes import Sex
-from polyclinic.data.base.decoded_size import LARGEST_MB
+from polyclinic.data.base.decoded_size import DEFAULT_LARGEST_MB
 from polyclinic.data.base.names import Name
 
 Resize = Literal["pad", "stretch"]
@@ -46,17 +46,17 @@ def _check_value_range(limits: tuple[float, float]) -> tuple[float, float]:
 
 
 ValueRange = Annotated[tuple[float, float], AfterValidator(_check_value_range)]
-"""The stored values that are black and white; values outside are cut to them."""
+"""The stored values that are shown as black and as white; values outside are clipped."""
 BitDepth = Annotated[int, Field(ge=8, le=16)]
 LabelPolicy = Literal["unknown", "negative", "positive"]
 LabelWord = Literal["present", "absent", "not assessed"]
-"""What a user's own word in a label column means."""
+"""The meaning that a user can give to a word in a label column."""
 Duplicates = Literal["fault", "drop_from_training"]
-"""What to do with pictures that two parts share: see :mod:`polyclinic.data.base.shared_pictures`."""
+"""How to handle pictures that are in two parts (:mod:`polyclinic.data.base.shared_pictures`)."""
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(gt=0)]
-MOST_MASK_CLASSES = 63
-"""Most classes of masks: the bits of the widest whole number of torch."""
+MAX_MASK_CLASSES = 63
+"""Maximum number of classes in masks: the positive bits of int64, torch's widest integer type."""
 Side = Annotated[int, Field(gt=0, le=4096)]
 """Height or width of an image, in pixels."""
 Millimetres = Annotated[float, Field(gt=0, le=100)]
@@ -67,7 +67,7 @@ _VOLUME_ADAPTER = TypeAdapter[VolumeSize](VolumeSize)
 
 
 def _check_image_size(value: Any, _: ValidatorFunctionWrapHandler) -> Any:
-    """Check a side of square pictures, or the three sides of volumes; a fault is that of the form which was meant."""
+    """Check an image size; a list is checked as the three sides of volumes, all else as the side of square pictures."""
     if not isinstance(value, list | tuple):
         return _SIDE_ADAPTER.validate_python(value)
     if len(value) != 3:
@@ -84,7 +84,7 @@ def describe_sides(sides: Sequence[int], times: str = "×") -> str:
 
     Args:
         sides: Height and width of a picture; depth, height and width of a volume.
-        times: The sign between two sides.
+        times: The multiplication sign between two sides.
     """
     product = f" {times} ".join(map(str, sides))
     unit = "voxels" if len(sides) == 3 else "pixels"
@@ -92,31 +92,32 @@ def describe_sides(sides: Sequence[int], times: str = "×") -> str:
 
 
 def format_image_size(size: int | VolumeSize | list[int]) -> str:
-    """Return an image size as a configuration file has it: ``64``, or ``[48, 64, 64]``."""
+    """Return an image size as it is written in a configuration file: ``64``, or ``[48, 64, 64]``."""
     return str(size if isinstance(size, int) else list(size))
 
 
 Spacing = tuple[Millimetres, Millimetres, Millimetres]
-"""Distance of neighbouring voxels in mm, along depth, height and width."""
+"""Distance between neighbouring voxels in mm, along depth, height and width."""
 LargestMb = Annotated[int, Field(ge=1, le=2**20)]
-"""Limit in MiB for a decoded file: see :mod:`polyclinic.data.base.decoded_size`."""
+"""Limit in MiB for a decoded file (:mod:`polyclinic.data.base.decoded_size`)."""
 LegacySeed = Annotated[int, Field(ge=0, lt=2**32)]
 """A seed in the range of numpy's legacy generator."""
 
 
 ClassNames = Annotated[tuple[Name, ...], Field(min_length=1)]
 NO_FINDING = ("No Finding", "No Findings", "Normal")
-"""Names that say that all classes are absent, compared without regard to case."""
-SEPARATOR = "|"
-"""Stands between the findings of a cell, if ``separator`` does not say otherwise."""
-WITHOUT_CLASSES = "finding_column and classes belong together"
-"""Beginning of the fault of a finding column without a list of classes."""
+"""Default names of a finding that say that all classes are absent; case is ignored."""
+DEFAULT_SEPARATOR = "|"
+"""Separator of the findings in a cell if the key ``separator`` is not set."""
+MISSING_CLASSES_MESSAGE_START = "finding_column and classes belong together"
+"""Beginning of the error message for a finding column without a list of classes."""
 
 SPLIT_SEED = 1337
+"""Default seed of the split into training, validation and test part."""
 
 
 class BaseDatasetSpec(BaseModel):
-    """Base class of all data settings: immutable, and unknown keys are refused."""
+    """Base class of all data settings: immutable models that refuse unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -143,7 +144,7 @@ class PictureRenderingOptions:
     frame: Frame | None = None
     axis: Axis = "axial"
     window: Window | None = None
-    largest_mb: int = LARGEST_MB
+    largest_mb: int = DEFAULT_LARGEST_MB
     bit_depth: int | None = None
     jpeg_draft: bool = False
     value_range: tuple[float, float] | None = None
@@ -187,7 +188,7 @@ class PictureTableSpec(BaseDatasetSpec):
     frame: Frame | None = None
     axis: Axis = "axial"
     window: Window | None = None
-    largest_mb: LargestMb = LARGEST_MB
+    largest_mb: LargestMb = DEFAULT_LARGEST_MB
     bit_depth: BitDepth | None = None
     jpeg_draft: bool = False
     value_range: ValueRange | None = None
@@ -215,8 +216,17 @@ class PictureTableSpec(BaseDatasetSpec):
 
     @property
     def rendering_options(self) -> PictureRenderingOptions:
-        options = (self.frame, self.axis, self.window, self.largest_mb, self.bit_depth, self.jpeg_draft)
-        return PictureRenderingOptions(*options, self.value_range, self.spacing)
+        """The settings that decide how one file is rendered as a picture."""
+        return PictureRenderingOptions(
+            frame=self.frame,
+            axis=self.axis,
+            window=self.window,
+            largest_mb=self.largest_mb,
+            bit_depth=self.bit_depth,
+            jpeg_draft=self.jpeg_draft,
+            value_range=self.value_range,
+            spacing=self.spacing,
+        )
 
 
 class PictureFolderSpec(PictureTableSpec):
@@ -232,7 +242,7 @@ class PictureFolderSpec(PictureTableSpec):
 def make_label_words(
     present: Iterable[str], absent: Iterable[str], not_assessed: Iterable[str] = ()
 ) -> dict[str, LabelWord]:
-    """Return word -> meaning for a user's own words in label columns, with the case of the words folded."""
+    """Return case-folded word -> its meaning, for the words that a user defines for label columns."""
     meanings: dict[str, LabelWord] = {}
     meanings |= dict.fromkeys(map(str.casefold, present), "present")
     meanings |= dict.fromkeys(map(str.casefold, absent), "absent")
@@ -241,7 +251,7 @@ def make_label_words(
 
 
 class LabelColumnsSpec(PictureTableSpec):
-    """Settings that name the columns of a hospital's own label table.
+    """Settings that name the columns of a hospital's label table.
 
     The table has either one column per class (``label_columns``, with cells 1, 0, -1 for uncertain, or blank), or one
     column with names of findings (``finding_column``, with ``separator`` between the names). Each finding must be in
@@ -278,7 +288,7 @@ class LabelColumnsSpec(PictureTableSpec):
 
     label_columns: tuple[Name, ...] = ()
     finding_column: Name | None = None
-    separator: Annotated[str, Field(min_length=1)] = SEPARATOR
+    separator: Annotated[str, Field(min_length=1)] = DEFAULT_SEPARATOR
     classes: tuple[Name, ...] = ()
     other_findings: tuple[Name, ...] = ()
     no_finding: tuple[Name, ...] = NO_FINDING
@@ -301,28 +311,28 @@ class LabelColumnsSpec(PictureTableSpec):
 
     @property
     def mask_classes(self) -> tuple[str, ...]:
-        """The classes whose areas are in mask files; empty if cells of the table hold labels."""
+        """The classes that have mask files; empty if the labels are in cells of the table."""
         return ()
 
     @property
     def class_names_in_table(self) -> tuple[str, ...]:
-        """The class names as written in the table, synonyms included."""
+        """The class names and synonyms as written in the table."""
         return self.mask_classes or self.label_columns or tuple(dict.fromkeys((*self.classes, *self.synonyms)))
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The distinct classes, after synonyms are replaced."""
+        """The distinct class names, after each synonym is replaced by its class."""
         return tuple(dict.fromkeys(self.synonyms.get(name, name) for name in self.class_names_in_table))
 
     @property
     def label_words(self) -> Mapping[str, LabelWord]:
-        """What the user's own words in ``label_columns`` mean, by the words with case folded."""
+        """Case-folded word -> its meaning, for the words that the user defines for ``label_columns``."""
         return make_label_words(self.present, self.absent, self.not_assessed)
 
     @field_validator("separator")
     @classmethod
     def _normalize_separator(cls, separator: str) -> str:
-        """Replace each run of white space by one space; a separator that is one line end or tab stays."""
+        """Replace each run of white space by one space; a separator that is a single line end or tab stays."""
         alone = {"\r\n": "\n", "\r": "\n", "\n": "\n", "\t": "\t"}
         return alone.get(separator) or re.sub(r"\s+", " ", separator)
 
@@ -352,7 +362,7 @@ class LabelColumnsSpec(PictureTableSpec):
         if bool(self.label_columns) == (self.finding_column is not None):
             raise ValueError("give either label_columns, or finding_column with classes")
         if (self.finding_column is not None) != bool(self.classes):
-            raise ValueError(f"{WITHOUT_CLASSES}: classes names the findings to keep")
+            raise ValueError(f"{MISSING_CLASSES_MESSAGE_START}: classes names the findings to keep")
         for names in (self.label_columns, self.classes):
             if repeated := sorted({name for name in names if names.count(name) > 1}):
                 raise ValueError(f"each class is named once; named again: {', '.join(repeated)}")
@@ -371,33 +381,35 @@ class LabelColumnsSpec(PictureTableSpec):
         return self
 
 
-def inherit_label_settings(own: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of one label table, with some settings that it lacks added from another table.
+def inherit_label_settings(table: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a label table; settings about names in cells that it lacks come from another table.
 
-    Only settings about the names in cells are added. For a table with a ``finding_column`` they are the classes, the
-    synonyms and the lists of other names; for one with ``label_columns``, the synonyms of these columns and the words
-    for present and absent.
+    A table with a ``finding_column`` inherits the classes, the synonyms and the lists of other names. A table with
+    ``label_columns`` inherits the synonyms of these columns, and the words for present and absent.
 
     Args:
-        own: The settings of the table, as parsed from a file.
-        names: The settings of the other table.
+        table: The settings of the table, as parsed from a file.
+        other: The settings of the other table.
     """
-    kinds = {"other_findings": list, "no_finding": list, "not_assessed": list, "classes": list, "synonyms": dict}
-    given = {key: of[key] for of in (names, own) for key, kind in kinds.items() if isinstance(of.get(key), kind)}
-    if "finding_column" in own:
-        given.setdefault("classes", names.get("label_columns", []))
-        classes = {str(name).casefold() for name in (*given["classes"], *given.get("synonyms", ()))}
-        for key in {"other_findings", "not_assessed"}.difference(own) & given.keys():
-            given[key] = [name for name in given[key] if str(name).casefold() not in classes]
-    elif isinstance(columns := own.get("label_columns"), list):
-        words = {key: names[key] for key in ("present", "absent") if isinstance(names.get(key), list)}
-        if own.keys() & {"present", "absent"}:
+    types = {"other_findings": list, "no_finding": list, "not_assessed": list, "classes": list, "synonyms": dict}
+    inherited = dict[str, Any]()
+    for settings in (other, table):
+        inherited |= {key: settings[key] for key, kind in types.items() if isinstance(settings.get(key), kind)}
+
+    if "finding_column" in table:
+        inherited.setdefault("classes", other.get("label_columns", []))
+        classes = {str(name).casefold() for name in (*inherited["classes"], *inherited.get("synonyms", ()))}
+        for key in {"other_findings", "not_assessed"}.difference(table) & inherited.keys():
+            inherited[key] = [name for name in inherited[key] if str(name).casefold() not in classes]
+    elif isinstance(columns := table.get("label_columns"), list):
+        words = {key: other[key] for key in ("present", "absent") if isinstance(other.get(key), list)}
+        if table.keys() & {"present", "absent"}:
             words = {}
-        synonyms = {name: label for name, label in given.get("synonyms", {}).items() if name in columns}
-        given = {"synonyms": synonyms, **words}
+        synonyms = {name: label for name, label in inherited.get("synonyms", {}).items() if name in columns}
+        inherited = {"synonyms": synonyms, **words}
     else:
-        given = {}
-    return {**given, **own}
+        inherited = {}
+    return {**inherited, **table}
 
 
 class FolderDatasetSpec(LabelColumnsSpec, PictureFolderSpec):
@@ -435,8 +447,8 @@ class FolderDatasetSpec(LabelColumnsSpec, PictureFolderSpec):
             raise ValueError("masks is the folder of mask files: name their column in mask_column or mask_columns")
         if len(set(self.mask_values.values())) < len(self.mask_values):
             raise ValueError("mask_values: two classes have one value")
-        if len(self.mask_classes) > MOST_MASK_CLASSES:
-            raise ValueError(f"masks hold at most {MOST_MASK_CLASSES} classes, got {len(self.mask_classes)}")
+        if len(self.mask_classes) > MAX_MASK_CLASSES:
+            raise ValueError(f"masks hold at most {MAX_MASK_CLASSES} classes, got {len(self.mask_classes)}")
         given = [key for key in ("label_columns", "finding_column", "classes", "synonyms") if getattr(self, key)]
         if self.mask_classes and given:
             raise ValueError(f"{', '.join(given)}: labels come from the masks; leave it out")
@@ -447,11 +459,11 @@ _URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?(/[A
 
 
 def _describe_move_of_secret(url: Any, given: Mapping[str, Any]) -> str:
-    """Return the message for a file that names a secret, with the line that the user may write instead.
+    """Return the error message for a ``[data]`` table with a secret, with the line for the user's file of secrets.
 
     Args:
-        url: The address in the same table, as it came from the file.
-        given: The refused keys.
+        url: The unchecked address from the same table.
+        given: The refused keys with their values.
     """
     try:
         host = normalize_host(url if isinstance(url, str) else "")
@@ -499,19 +511,21 @@ class DicomwebDatasetSpec(LabelColumnsSpec):
     ca_file: str | None = None
     cache: str = "dicomweb-cache"
     cache_gb: Annotated[float, Field(gt=0, le=100_000)] = 20
-    largest_mb: Annotated[int, Field(ge=1, le=2048)] = LARGEST_MB
+    largest_mb: Annotated[int, Field(ge=1, le=2048)] = DEFAULT_LARGEST_MB
     timeout_s: Annotated[float, Field(ge=0.1, le=600)] = 30
     connections: Annotated[int, Field(ge=1, le=16)] = 4
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_secret_keys(cls, table: Any) -> Any:
-        """Refuse the keys of older releases that named a secret; the message has the line to write, and where."""
+        """Refuse the keys of older releases that named a secret; the message says what to write, and into which file.
+
+        Run folders of older releases hold the keys without a value, which is accepted.
+        """
         if not isinstance(table, Mapping):
             return table
         if given := {key: table[key] for key in RETIRED_KEYS if table.get(key) is not None}:
             raise ValueError(_describe_move_of_secret(table.get("url"), given))
-        # Run folders of older releases hold the keys without a value.
         return {key: value for key, value in table.items() if key not in RETIRED_KEYS}
 
     @field_validator("url")
@@ -584,7 +598,7 @@ class NpzDatasetSpec(BaseDatasetSpec):
     image_size: Side | None = None
     resize: Resize = "pad"
     skip_budget: Fraction = 0.05
-    largest_mb: LargestMb = LARGEST_MB
+    largest_mb: LargestMb = DEFAULT_LARGEST_MB
     value_range: ValueRange | None = None
     duplicates: Duplicates = "fault"
     split_seed: LegacySeed = SPLIT_SEED
@@ -724,7 +738,7 @@ class CompositesDatasetSpec(BaseDatasetSpec):
     image_size: Side = 28
     falling: Annotated[float, Field(gt=0, le=1)] = 0.8
     seed: Annotated[int, Field(ge=0)] = 0
-    largest_mb: LargestMb = LARGEST_MB
+    largest_mb: LargestMb = DEFAULT_LARGEST_MB
     split_seed: LegacySeed = SPLIT_SEED
 
 
@@ -819,7 +833,7 @@ class CollectionsDatasetSpec(BaseDatasetSpec):
         return self
 
     def _differs_in(self, own: BaseDatasetSpec, key: str) -> bool:
-        """Return True if a collection has another value of a key than all of them together have."""
+        """Return True if a collection sets a key to another value than the joined data set."""
         value = getattr(own, key)
         return value not in (type(own).model_fields[key].default, getattr(self, key))
 
@@ -849,7 +863,7 @@ DataSpec = Annotated[
 
 
 def list_dataset_uses(spec: DataSpec | None, base: Path) -> tuple[HostUse, ...]:
-    """Return the hosts that a data set talks to when it is loaded, and the column that each is sent.
+    """Return the hosts to which a data set connects when it is loaded, each with the column that is sent to it.
 
     Args:
         base: The folder to which paths in ``spec`` are relative.
@@ -858,7 +872,7 @@ def list_dataset_uses(spec: DataSpec | None, base: Path) -> tuple[HostUse, ...]:
 
 
 def make_search_use(spec: DicomwebDatasetSpec, base: Path) -> HostUse:
-    """Return the use of a PACS, which is sent each value of one column of the table."""
+    """Return the use of the PACS: its address, and the column of the table whose values are sent to it."""
     table = os.path.realpath(base / spec.labels)
     return HostUse(normalize_host(spec.url), spec.url, table, spec.search_column)
 

@@ -1,13 +1,14 @@
 """Splits of a data set into training, validation and test parts that keep all images of a patient together.
 
-:func:`assign_patients_by_name` is the split of a hospital's own data: the part of a patient follows from the patient's
-name alone, so that nobody's part changes when other patients come or go.
+:func:`assign_patients_by_name` splits the data of a hospital. The part of a patient depends on the patient's name only,
+so that it does not change when other patients are added or removed.
 
 :func:`split_patients` and :func:`split_patients_over_sites` reproduce the splits of Kulkarni et al., "Surgical
 Aggregation", ML4H 2024, patient by patient, and therefore use numpy's legacy generator. A patient is abnormal if any
 image of the patient has a positive label; abnormal and other patients are split in the same proportions.
-:class:`PatientIndex` and :class:`StratifiedPatientSplitter` apply splits that other papers define for single images to
-patients; with one image per patient the result is the same.
+
+:class:`PatientIndex` and :class:`StratifiedPatientSplitter` apply to patients the splits that other papers define for
+single images. With one image per patient the result is the same.
 """
 
 from collections import Counter
@@ -26,7 +27,7 @@ from polyclinic.common.errors import Fault, quote_names, raise_faults
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.image_set import (
     PARTS,
-    UNKNOWN_PATIENT,
+    PLACEHOLDER_PATIENT_PREFIX,
     DatasetSplits,
     ImageSet,
     concatenate_image_sets,
@@ -34,9 +35,10 @@ from polyclinic.data.base.image_set import (
 from polyclinic.data.base.names import find_similar_names, is_anonymous_patient, make_name_similarity_key
 from polyclinic.data.base.spec import SPLIT_SEED
 
-Names = NDArray[np.str_]
-Numbers = NDArray[np.intp]
-VALIDATION, TEST = 0.1, 0.2
+StringArray = NDArray[np.str_]
+IndexArray = NDArray[np.intp]
+VALIDATION_FRACTION = 0.1
+TEST_FRACTION = 0.2
 _REMEDY = "Take fewer sites_per_task, more images, or a larger server_fraction."
 
 
@@ -50,12 +52,13 @@ class PatientSplit:
 
 
 def assign_patients_by_name(
-    patients: Names, seed: int = SPLIT_SEED, fractions: tuple[float, float] = (0.7, 0.1)
-) -> Names:
-    """Return ``"train"``, ``"validation"`` or ``"test"`` for each image; the patient's name and the seed alone decide.
+    patients: StringArray, seed: int = SPLIT_SEED, fractions: tuple[float, float] = (0.7, 0.1)
+) -> StringArray:
+    """Return ``"train"``, ``"validation"`` or ``"test"`` for each image, from the patient's name and the seed alone.
 
-    A hash of the name is a number from 0 to 1. The test part is drawn from the upper end, so that a test patient stays
-    one when only the fraction for validation changes. The sizes of the parts vary by chance, as those of coin tosses.
+    A hash of the name is a number from 0 to 1. Low numbers are the training part, high numbers the test part, so that
+    the test part stays the same if only the boundary between training and validation moves. The sizes of the parts vary
+    by chance.
 
     Args:
         patients: ``(n,)`` patient of each image.
@@ -69,84 +72,86 @@ def assign_patients_by_name(
     return parts
 
 
-def hold_out_patients_by_name(patients: Names, fraction: float, seed: int = SPLIT_SEED) -> NDArray[np.bool_]:
-    """Return a mask ``(n,)`` of the images of a ``fraction`` of the patients, by the patient's name and the seed alone.
+def hold_out_patients_by_name(patients: StringArray, fraction: float, seed: int = SPLIT_SEED) -> NDArray[np.bool_]:
+    """Return a mask ``(n,)`` of the images of a ``fraction`` of the patients, from patient names and the seed alone.
 
-    Independent of :func:`assign_patients_by_name`, for data whose test part is chosen by somebody else.
+    The choice is independent of :func:`assign_patients_by_name`. It is for data whose test part is already defined.
     """
     return np.asarray(compute_patient_positions(patients, f"validation {seed}") < fraction)
 
 
-def choose_balanced_split_seed(patients: Names, labels: NDArray[np.float32], seeds: int = 200) -> int:
+def choose_balanced_split_seed(patients: StringArray, labels: NDArray[np.float32], seeds: int = 200) -> int:
     """Return the seed below ``seeds`` with which :func:`assign_patients_by_name` makes the best balanced parts.
 
-    First, as few classes as possible lack a patient in training or in test, then in validation. Then compared are the
-    patients of each part and the patients of each class in each part, with 70, 10 and 20 % of all.
-    With this seed stored, the parts are balanced now and do not move later.
+    The criteria, in this order: the fewest classes without a patient in training or test; the fewest classes without a
+    patient in validation; the smallest deviation from 70, 10 and 20 %, of all patients and of the patients of each
+    class.
 
     Args:
         patients: ``(n,)`` patient of each image.
         labels: ``(n, classes)``; 1 present.
     """
-    names, place = np.unique(patients, return_inverse=True)
-    groups = np.ones((len(names), labels.shape[1] + 1))  # (patients, all and each class)
+    names, patient_of_image = np.unique(patients, return_inverse=True)
+    # Membership of each patient: column 0 is the group of all patients, column c + 1 that of class c.
+    groups = np.ones((len(names), labels.shape[1] + 1))
     groups[:, 1:] = 0
     rows, classes = np.nonzero(labels == 1)
-    groups[place.reshape(-1)[rows], classes + 1] = 1
+    groups[patient_of_image.reshape(-1)[rows], classes + 1] = 1
     expected = np.array([[0.7], [0.1], [0.2]]) * groups.sum(axis=0)  # (parts, groups)
-    faults = list[tuple[int, int, float]]()
+    penalties = list[tuple[int, int, float]]()
     for seed in range(seeds):
         parts = assign_patients_by_name(names, seed)
         counts = np.stack([groups[parts == part].sum(axis=0) for part in PARTS])
         is_absent = (counts == 0) & (groups.sum(axis=0) > 0)  # (parts, groups)
-        # A difference of n patients weighs as much as chance makes it likely, in large groups and in small ones.
+        # Divide by the standard deviation of a random split, so that large and small groups count alike.
         worst = float((np.abs(counts - expected) / np.sqrt(expected + 1)).max())
-        faults.append((int(is_absent[[0, 2]].sum()), int(is_absent[1].sum()), worst))
-    return faults.index(min(faults))
+        penalties.append((int(is_absent[[0, 2]].sum()), int(is_absent[1].sum()), worst))
+    return penalties.index(min(penalties))
 
 
-def name_unknown_patients(patients: Names, read_own_names: Callable[[], Names]) -> Names:
-    """Return the patient of each image, ``(n,)``, with a lasting name for an image whose patient is unknown.
+def name_unknown_patients(patients: StringArray, read_image_names: Callable[[], StringArray]) -> StringArray:
+    """Return the patient of each image, ``(n,)``; an image whose patient is unknown gets its image name as patient.
 
-    The placeholder of such an image is its place in the data, which changes when an image before it is taken out.
+    The placeholder name of an unknown patient contains the index of the image, which changes when an image before it is
+    removed. The name of the image does not change.
 
     Args:
         patients: ``(n,)`` patient of each image.
-        read_own_names: Returns the name of each image itself, ``(n,)``, such as its file; called only if a patient is
-            unknown. Of several images with one name, each is a patient of its own.
+        read_image_names: Returns the name of each image, ``(n,)``, such as its file name; called only if a patient is
+            unknown. Images with equal names become different patients.
     """
     is_numbered = [
-        name.startswith(UNKNOWN_PATIENT) and name.removeprefix(UNKNOWN_PATIENT).isdecimal()
+        name.startswith(PLACEHOLDER_PATIENT_PREFIX) and name.removeprefix(PLACEHOLDER_PATIENT_PREFIX).isdecimal()
         for name in patients.tolist()
     ]
     if not any(is_numbered):
         return patients
     counts = Counter[str]()
     distinct = list[str]()
-    for name in read_own_names().tolist():
+    for name in read_image_names().tolist():
         counts[name] += 1
         distinct.append(f"{name}\0{counts[name]}" if counts[name] > 1 else name)
     return np.where(is_numbered, np.array(distinct, dtype=np.str_), patients)
 
 
-def compute_patient_positions(patients: Names, draw: str) -> NDArray[np.float64]:
+def compute_patient_positions(patients: StringArray, draw: str) -> NDArray[np.float64]:
     """Return a number from 0 to 1 for each image, ``(n,)``: a hash of the patient's name.
 
-    Names that are alike, such as ``P-007`` and ``p7``, have one number: a table that is exported anew may write a
-    patient in another way. Two patients with such names are merely in the same part.
+    Similar names, such as ``P-007`` and ``p7``, have the same number, because a new export of a table may spell a
+    patient differently. Two different patients with similar names are then in the same part, which does no harm.
 
     Args:
-        draw: Name of the draw; each draws independent numbers.
+        draw: Name of the random draw; the numbers of two draws are independent.
     """
-    names, place = np.unique(patients, return_inverse=True)
+    names, patient_of_image = np.unique(patients, return_inverse=True)
     keys = (make_name_similarity_key(name) for name in names.tolist())
     hashed = b"".join(blake3(f"{draw}\0{key}".encode()).digest(8) for key in keys)
     positions = np.frombuffer(hashed, ">u8") / 2.0**64
-    return np.asarray(positions[place.reshape(-1)])
+    return np.asarray(positions[patient_of_image.reshape(-1)])
 
 
 def split_patients(
-    patients: Names,
+    patients: StringArray,
     abnormal: NDArray[np.bool_],
     seed: int = SPLIT_SEED,
     fractions: tuple[float, float] = (0.7, 0.1),
@@ -174,8 +179,12 @@ def split_patients(
 
 
 def split_patients_over_sites(
-    patients: Names, abnormal: NDArray[np.bool_], sites: int, random: np.random.RandomState, size_skew: float = 0.0
-) -> tuple[Names, ...]:
+    patients: StringArray,
+    abnormal: NDArray[np.bool_],
+    sites: int,
+    random: np.random.RandomState,
+    size_skew: float = 0.0,
+) -> tuple[StringArray, ...]:
     """Distribute the patients of one part over sites as Kulkarni et al. do; patients left over by rounding are dropped.
 
     Abnormal and other patients are distributed separately. To reproduce the paper's split, call this for the training
@@ -202,32 +211,34 @@ def split_patients_over_sites(
 
 
 def hold_out_patients(
-    patients: Names, abnormal: NDArray[np.bool_], fraction: float, seed: int = SPLIT_SEED
+    patients: StringArray, abnormal: NDArray[np.bool_], fraction: float, seed: int = SPLIT_SEED
 ) -> NDArray[np.bool_]:
     """Draw a ``fraction`` of the patients for validation, and return a mask ``(n,)`` of their images."""
     held_out = split_patients(patients, abnormal, seed, (1 - fraction, fraction)).validation
     return np.isin(patients, held_out)
 
 
-def group_patients_by_abnormality(patients: Names, abnormal: NDArray[np.bool_]) -> tuple[Names, Names]:
+def group_patients_by_abnormality(
+    patients: StringArray, abnormal: NDArray[np.bool_]
+) -> tuple[StringArray, StringArray]:
     """Return the sorted names of patients with a positive image, and of those without one."""
     everyone = sort_patient_names(np.unique(patients))
     positive = np.isin(everyone, np.unique(patients[abnormal]))
     return everyone[positive], everyone[~positive]
 
 
-def sort_patient_names(patients: Names) -> Names:
+def sort_patient_names(patients: StringArray) -> StringArray:
     """Sort patient names numerically if all are numbers (``"9"`` before ``"10"``), else as text.
 
     A placeholder name, such as ``unknown#7``, counts as its number.
     """
-    names = [patient.removeprefix(UNKNOWN_PATIENT) for patient in patients]
+    names = [patient.removeprefix(PLACEHOLDER_PATIENT_PREFIX) for patient in patients]
     if all(name.isdecimal() for name in names):
         return patients[np.argsort([int(name) for name in names], kind="stable")]
     return np.sort(patients)
 
 
-def assign_images_to_parts(patients: Names, split: PatientSplit) -> Names:
+def assign_images_to_parts(patients: StringArray, split: PatientSplit) -> StringArray:
     """Return ``"train"``, ``"validation"`` or ``"test"`` for each image, given the image's patient and the split."""
     parts = np.full(len(patients), "test", dtype="<U10")
     parts[np.isin(patients, split.train)] = "train"
@@ -235,17 +246,17 @@ def assign_images_to_parts(patients: Names, split: PatientSplit) -> Names:
     return parts
 
 
-def divide_images_into_splits(images: ImageSet, parts: Names) -> DatasetSplits:
+def divide_images_into_splits(images: ImageSet, parts: StringArray) -> DatasetSplits:
     """Divide images into the three parts; ``parts`` ``(n,)`` names the part of each image."""
     return DatasetSplits(*(images.select_rows(np.flatnonzero(parts == part)) for part in PARTS))
 
 
-def divide_splits_again(splits: DatasetSplits, parts: Sequence[Names]) -> DatasetSplits:
-    """Return the same images divided anew.
+def divide_splits_again(splits: DatasetSplits, parts: Sequence[StringArray]) -> DatasetSplits:
+    """Return a data set with the same images in other parts.
 
     Args:
-        parts: For each part of ``splits``, the part into which each of its images goes, ``(n,)``. An image with an
-            empty text is left out.
+        parts: For each part of ``splits``, the new part of each of its images, ``(n,)``. An image whose new part is an
+            empty string is left out.
     """
     divided = divide_images_into_splits(concatenate_image_sets(splits.parts), np.concatenate(parts))
     return DatasetSplits(
@@ -267,15 +278,16 @@ def find_positive_images(labels: NDArray[np.float32]) -> NDArray[np.bool_]:
     return np.asarray((labels == 1).any(axis=1), dtype=np.bool_)
 
 
-def find_shared_patient_faults(where: str, patients: Mapping[str, Names]) -> list[Fault]:
-    """Return a fault for each pair of parts that share patients, given each part's patients by the part's name.
+def find_shared_patient_faults(where: str, patients: Mapping[str, StringArray]) -> list[Fault]:
+    """Return a fault for each pair of parts that share patients.
 
     Args:
         where: The configuration key that the faults name.
+        patients: Name of a part -> its patients.
     """
     faults = []
-    for (first, of_first), (second, of_second) in combinations(patients.items(), 2):
-        shared = sort_patient_names(np.intersect1d(of_first, of_second))
+    for (first, first_patients), (second, second_patients) in combinations(patients.items(), 2):
+        shared = sort_patient_names(np.intersect1d(first_patients, second_patients))
         if len(shared):
             problem = f"{format_count_with_noun(len(shared), 'patient')} in both {first} and {second}: "
             problem += f"{quote_names(shared, limit=5)}."
@@ -284,7 +296,7 @@ def find_shared_patient_faults(where: str, patients: Mapping[str, Names]) -> lis
     return faults
 
 
-def find_patient_name_faults(where: str, patients: Names) -> list[Fault]:
+def find_patient_name_faults(where: str, patients: StringArray) -> list[Fault]:
     """Return faults for unusable patient names, and for similar names that may mean one patient.
 
     Args:
@@ -313,9 +325,9 @@ class PatientIndex:
             if it has none.
     """
 
-    of_image: Numbers
-    first: Numbers
-    classes: Numbers
+    of_image: IndexArray
+    first: IndexArray
+    classes: IndexArray
 
     @classmethod
     def number_patients(cls, images: ImageSet) -> "PatientIndex":
@@ -327,19 +339,19 @@ class PatientIndex:
         classes = np.where(positive.any(axis=1), positive.argmax(axis=1), positive.shape[1])
         return cls(number[inverse.reshape(-1)], np.sort(first), classes.astype(np.intp))
 
-    def list_rows_of_patients(self, numbers: Numbers) -> Numbers:
+    def list_rows_of_patients(self, numbers: IndexArray) -> IndexArray:
         """Return the ascending indices of all images of the patients with these numbers."""
         order, begins = self._rows_by_patient
         patients = np.unique(numbers)
         counts = begins[patients + 1] - begins[patients]
-        places = np.arange(counts.sum()) + np.repeat(begins[patients] - (np.cumsum(counts) - counts), counts)
-        return np.sort(order[places])
+        positions = np.arange(counts.sum()) + np.repeat(begins[patients] - (np.cumsum(counts) - counts), counts)
+        return np.sort(order[positions])
 
     @cached_property
-    def _rows_by_patient(self) -> tuple[Numbers, Numbers]:
-        """Image indices ``(n,)`` sorted by patient, and where each patient's indices begin, ``(patients + 1,)``.
+    def _rows_by_patient(self) -> tuple[IndexArray, IndexArray]:
+        """Image indices ``(n,)`` sorted by patient, and the start of each patient's indices, ``(patients + 1,)``.
 
-        Computed once, because thousands of sites look up their images and none should search all of them.
+        The result is cached, because thousands of sites look up their images.
         """
         counts = np.bincount(self.of_image, minlength=len(self.first))
         return np.argsort(self.of_image, kind="stable"), np.concatenate([[0], np.cumsum(counts)])
@@ -347,23 +359,27 @@ class PatientIndex:
 
 @dataclass(frozen=True)
 class StratifiedPatientSplitter:
-    """Splits patients into two groups in which each class has the same share.
+    """Splits patients into two groups that have the same proportions of the classes.
 
     Attributes:
         classes: ``(patients,)`` index of each patient's class; the number of classes if the patient has none.
         class_names: The names of the classes.
-        seed: Seed with which each split starts.
+        seed: Random seed of each split.
     """
 
-    classes: Numbers
+    classes: IndexArray
     class_names: Sequence[str]
     seed: int
 
-    def split_off_patient_fraction(self, numbers: Numbers, fraction: float, holder: str) -> tuple[Numbers, Numbers]:
-        """Split a ``fraction`` off the patients of a site or task; return the rest and the fraction, both shuffled.
+    def split_off_patient_fraction(
+        self, numbers: IndexArray, fraction: float, holder: str
+    ) -> tuple[IndexArray, IndexArray]:
+        """Split a ``fraction`` of the patients of a site or task off; return the remaining and the split-off patients.
+
+        Both lists are shuffled.
 
         Args:
-            numbers: The numbers of these patients, which index ``classes``.
+            numbers: The numbers of the patients, which index ``classes``.
             holder: Name of the site or task, for the error message.
 
         Raises:
@@ -371,7 +387,8 @@ class StratifiedPatientSplitter:
         """
         from sklearn.model_selection import train_test_split  # imported here, because it takes two seconds
 
-        classes, part_size = self.classes[numbers], ceil(fraction * len(numbers))
+        classes = self.classes[numbers]
+        part_size = ceil(fraction * len(numbers))
         present, counts = np.unique(classes, return_counts=True)
         single = [[*self.class_names, "no class"][column] for column in present[counts == 1]]
         problem = ""
@@ -384,16 +401,16 @@ class StratifiedPatientSplitter:
         rest, part = train_test_split(numbers, test_size=fraction, random_state=self.seed, stratify=classes)
         return rest, part
 
-    def split_patients_70_10_20(self, numbers: Numbers, holder: str) -> PatientSplit:
+    def split_patients_70_10_20(self, numbers: IndexArray, holder: str) -> PatientSplit:
         """Split patients 70/10/20 into training, validation and test; the test part is drawn first.
 
         Args:
             numbers: The numbers of the patients, which index ``classes``.
-            holder: Name of the site or task that has them, for the error message.
+            holder: Name of the site or task, for the error message.
 
         Raises:
             BadInput: If a class has too few patients.
         """
-        rest, test = self.split_off_patient_fraction(numbers, TEST, holder)
-        train, validation = self.split_off_patient_fraction(rest, VALIDATION / (1 - TEST), holder)
+        rest, test = self.split_off_patient_fraction(numbers, TEST_FRACTION, holder)
+        train, validation = self.split_off_patient_fraction(rest, VALIDATION_FRACTION / (1 - TEST_FRACTION), holder)
         return PatientSplit(train, validation, test)

@@ -1,11 +1,11 @@
-"""Words in the cells of tables that name nobody, nothing, or a part of the split.
+"""Words in table cells that stand for an unknown patient, a missing label, or a part of the split.
 
-Patterns are matched with text in lower case.
+The patterns are for lower-case text.
 """
 
 import re
 
-PART_NAMES = {
+PART_WORDS = {
     "train": "train",
     "training": "train",
     "val": "validation",
@@ -17,18 +17,19 @@ PART_NAMES = {
     "test": "test",
     "testing": "test",
 }
-NOBODY = (
+"""Word in a split column -> the part that it means."""
+ANONYMOUS_PERSON_PATTERN = (
     r"(?:unknown|unk|anon(?:ym\w*)?|unnamed|unidentified|no name|nobody|noname|redact(?:ed)?|removed|deleted|withheld"
     r"|hidden|masked|blinded|confidential|private|de ?identified|deident|pseudonymi\w+|test|dummy|phantom)"
 )
-"""A word or two, joined by a space, for a person whose name is not known or was removed, or for no person."""
-NOT_ASSESSED = (
+"""One or two words that stand in place of a person's name because it is unknown or was removed."""
+NOT_ASSESSED_PATTERN = (
     r"(?:not |un)(?:yet )?(?:read|reported|known|clear|available|applicable|assess(?:ed|able)|gradable|graded|readable"
     r"|evaluat(?:ed|able)|done|given|specified|certain|labell?ed|annotated|reviewed|diagnosed"
     r"|interpret(?:ed|able))(?: yet)?"
 )
-NO_NAMES = re.compile(
-    rf"{NOT_ASSESSED}|nil|missing|pending|tb[acd]|todo|unk|x{{2,}}|n\.? ?a\.?"
+MISSING_LABEL_PATTERN = re.compile(
+    rf"{NOT_ASSESSED_PATTERN}|nil|missing|pending|tb[acd]|todo|unk|x{{2,}}|n\.? ?a\.?"
     r"|(?:no|without|missing|see) ?(?:report|label|value|data|reading|result|grade|view)s?"
 )
-"""Cells that mean either that nobody looked or that nothing was seen; which of both is unclear."""
+"""Cells without a label, of which it is unclear if the image was not assessed or is normal."""

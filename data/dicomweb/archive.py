@@ -35,25 +35,30 @@ from polyclinic.data.dicomweb.client import (
     PacsServerFailure,
     UnusablePacsResponse,
 )
-from polyclinic.data.dicomweb.search import SEARCHES, UID, PacsImageLocation
+from polyclinic.data.dicomweb.search import SEARCHES, UID_PATTERN, PacsImageLocation
 from polyclinic.data.images.headers import convert_dicom_keywords_to_tags, read_dicom_elements
-from polyclinic.data.images.pixel_cache import MARK, MARK_TEXT
+from polyclinic.data.images.pixel_cache import CACHE_MARK_FILE, CACHE_MARK_TEXT
 from polyclinic.data.images.reading import is_dicom_file
 from polyclinic.data.images.store import FileIdentity
 
 _ANY_TRANSFER_SYNTAX = 'multipart/related; type="application/dicom"; transfer-syntax=*'
-_BATCH = 200
-"""Number of searches after which results are written to the cache; a killed program loses no more."""
-_PLACES = "places.jsonl"
-_RECOUNT_AFTER = 100
+_SEARCHES_PER_BATCH = 200
+"""Number of searches after which results are written to the cache, so that a killed program loses at most these."""
+_SEARCH_RESULTS_FILE = "places.jsonl"
+_FILES_BETWEEN_SIZE_CHECKS = 100
 """Number of written files after which the folder's size is measured again, because other programs may use it."""
-_REMAINS = 0.9
-"""Fraction of the size limit to which the cache is reduced, so that not each new file removes another."""
+_FILL_SHARE_AFTER_CLEANUP = 0.9
+"""Fraction of the size limit to which a full cache is reduced, so that not every new file removes another one."""
 
 
 @dataclass(frozen=True)
 class PacsImageKey:
-    """Identifies the image or study of a table row in the PACS; ``kind`` is "study", "accession" or "instance"."""
+    """The identifier with which a table row names an image or study in the PACS.
+
+    Attributes:
+        kind: "study", "accession" or "instance".
+        value: The UID or AccessionNumber.
+    """
 
     kind: str
     value: str
@@ -63,36 +68,46 @@ class PacsImageKey:
 
 
 class PacsSearchResult(BaseModel):
-    """The images that one search found and their UIDs; the cache stores each result as a line of JSON."""
+    """The images that one search returned; the cache stores each result as a line of JSON.
+
+    Attributes:
+        key: The :class:`PacsImageKey` of the search as text.
+    """
 
     key: str
     images: tuple[PacsImageLocation, ...]
 
 
 class PacsImageCache:
-    """A folder with downloaded image files, and with the search results that say where images are; thread-safe."""
+    """A folder with downloaded image files and with search results, which contain the UIDs of images; thread-safe.
+
+    Attributes:
+        largest: Maximum size of the cache in bytes.
+    """
 
     def __init__(self, folder: Path, largest: int) -> None:
-        self.folder, self.largest = folder, largest
-        self._changing = threading.Lock()
-        self._size, self._written = 0, 0
+        self.folder = folder
+        self.largest = largest
+        self._lock = threading.Lock()
+        self._size = 0  # bytes
+        self._written_files = 0
 
     def open_cache_folder(self) -> None:
         """Create the cache folder, or open an existing one.
 
         Raises:
-            BadInput: If the folder holds files that are not a cache's, or cannot be written to.
+            BadInput: If the folder holds files that do not belong to a cache, or cannot be written to.
         """
         try:
             if self.folder.exists() and not self.folder.is_dir():
                 raise BadInput([Fault("data.cache", f"{self.folder} is no folder.", "Name one that does not exist.")])
-            if self.folder.is_dir() and not (self.folder / MARK).is_file() and any(self.folder.iterdir()):
+            if self.folder.is_dir() and not (self.folder / CACHE_MARK_FILE).is_file() and any(self.folder.iterdir()):
                 problem = f"{self.folder} holds files that are not this cache's, which removes files."
                 raise BadInput([Fault("data.cache", problem, "Name a folder of its own, or one that does not exist.")])
             make_private_folder(self.folder)
             remove_temporary_files(self.folder)
-            if not (self.folder / MARK).is_file():
-                write_atomically(self.folder / MARK, MARK_TEXT.encode(), private=True)
+            if not (self.folder / CACHE_MARK_FILE).is_file():
+                write_atomically(self.folder / CACHE_MARK_FILE, CACHE_MARK_TEXT.encode(), private=True)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "no folder can have this name"
             raise BadInput([Fault("data.cache", f"{self.folder} cannot be used: {reason}.")]) from None
@@ -100,11 +115,11 @@ class PacsImageCache:
 
     def get_cached_image_path(self, uid: str) -> Path:
         """Return the path of the cached file for an image with this SOPInstanceUID."""
-        assert UID.fullmatch(uid)
+        assert UID_PATTERN.fullmatch(uid)
         return join_plain_name(self.folder, PlainName(uid), ".dcm")
 
     def read_cached_image(self, uid: str) -> bytes | None:
-        """Return a cached image file; None if it is not cached, or is no DICOM file any more."""
+        """Return the bytes of a cached image file; None if it is not cached, or is no longer a DICOM file."""
         file = self.get_cached_image_path(uid)
         try:
             with open_input_file(file) as opened:
@@ -117,21 +132,21 @@ class PacsImageCache:
     def write_image_to_cache(self, uid: str, data: bytes) -> None:
         """Write an image to the cache, and remove the least recently used images if the size limit requires it.
 
-        An image that is larger than the whole cache may be is not written.
+        An image that is larger than the size limit is not written.
 
         Raises:
             OSError: If the disk is full.
         """
         if len(data) > self.largest:
             return
-        with self._changing:
-            self._written += 1
-            if self._size + len(data) > self.largest or self._written % _RECOUNT_AFTER == 0:
+        with self._lock:
+            self._written_files += 1
+            if self._size + len(data) > self.largest or self._written_files % _FILES_BETWEEN_SIZE_CHECKS == 0:
                 files = sorted(self._list_cached_images())  # the least recently used first
                 self._size = sum(size for _, size, _ in files)
                 is_full = self._size + len(data) > self.largest
                 for _, size, file in files if is_full else ():
-                    if self._size + len(data) <= _REMAINS * self.largest:
+                    if self._size + len(data) <= _FILL_SHARE_AFTER_CLEANUP * self.largest:
                         break
                     file.unlink(missing_ok=True)
                     self._size -= size
@@ -149,18 +164,20 @@ class PacsImageCache:
 
     def load_cached_search_results(self) -> dict[str, tuple[PacsImageLocation, ...]]:
         """Return the cached search results by search key; damaged lines of the file are skipped."""
-        places = dict[str, tuple[PacsImageLocation, ...]]()
+        results = dict[str, tuple[PacsImageLocation, ...]]()
         with suppress(OSError):
-            for line in (self.folder / _PLACES).read_bytes().splitlines():
+            for line in (self.folder / _SEARCH_RESULTS_FILE).read_bytes().splitlines():
                 with suppress(ValidationError):
                     result = PacsSearchResult.model_validate_json(line)
-                    places[result.key] = result.images
-        return places
+                    results[result.key] = result.images
+        return results
 
     def append_search_results(self, results: Mapping[str, tuple[PacsImageLocation, ...]]) -> None:
         """Append search results to the cache: for each search key, the images that the PACS returned."""
         lines = [PacsSearchResult(key=key, images=images).model_dump_json() for key, images in results.items()]
-        descriptor = open_own_descriptor(self.folder / _PLACES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        descriptor = open_own_descriptor(
+            self.folder / _SEARCH_RESULTS_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+        )
         try:
             # The first line break ends a line that a killed program left incomplete.
             os.write(descriptor, ("\n" + "\n".join(lines) + "\n").encode())
@@ -169,21 +186,28 @@ class PacsImageCache:
 
 
 class PacsArchive:
-    """Finds and reads the images of a PACS; implements :class:`polyclinic.data.tables.labels.PictureReader`."""
+    """Finds and reads the images of a PACS; implements :class:`polyclinic.data.tables.labels.PictureReader`.
+
+    Attributes:
+        largest: Maximum size of one image file in bytes.
+        locations: SOPInstanceUID -> location of the image, for the images that :meth:`find_images_by_keys` returned.
+    """
 
     def __init__(self, client: DicomwebClient, cache: PacsImageCache, largest: int) -> None:
-        self.client, self.cache, self.largest = client, cache, largest
-        self.places = dict[str, PacsImageLocation]()
-        self._disk: Fault | None = None
+        self.client = client
+        self.cache = cache
+        self.largest = largest
+        self.locations = dict[str, PacsImageLocation]()
+        self._disk_fault: Fault | None = None
 
     def keep_connection_open(self) -> AbstractContextManager[object]:
         """Return a context manager inside which the connection to the PACS stays open."""
         return self.client
 
     def find_reading_faults(self) -> list[Fault]:
-        """Return the faults, a full disk or a failed server, that ended reading too early; empty if there are none."""
-        failed = self.client.failed
-        return [fault for fault in (self._disk, failed.fault if failed else None) if fault]
+        """Return the faults that ended reading too early, a full disk or a failed server; empty if there are none."""
+        failure = self.client.failed
+        return [fault for fault in (self._disk_fault, failure.fault if failure else None) if fault]
 
     def identify_image_content(self, file: Path) -> FileIdentity:
         """Identify an image by server address and SOPInstanceUID, because DICOM gives new content a new UID."""
@@ -195,8 +219,9 @@ class PacsArchive:
         Raises:
             BadInput: If the server gives no usable response, or does not respond.
         """
-        places, distinct = self.cache.load_cached_search_results(), list(dict.fromkeys(keys))
-        new = [key for key in distinct if str(key) not in places]
+        known_results = self.cache.load_cached_search_results()
+        distinct = list(dict.fromkeys(keys))
+        new = [key for key in distinct if str(key) not in known_results]
         unusable = list[Fault]()
 
         def search_images(key: PacsImageKey) -> tuple[PacsImageLocation, ...]:
@@ -208,19 +233,19 @@ class PacsArchive:
                 pass
             return ()
 
-        for start in range(0, len(new), _BATCH):
-            batch = new[start : start + _BATCH]
+        for start in range(0, len(new), _SEARCHES_PER_BATCH):
+            batch = new[start : start + _SEARCHES_PER_BATCH]
             with ThreadPoolExecutor(self.client.server.connections) as pool, self.client:
                 results = dict(zip(map(str, batch), pool.map(search_images, batch), strict=True))
             raise_faults(self.find_reading_faults())
             raise_faults(unusable[:5])
             # Empty results are not cached, because images may arrive later.
-            results = {key: of_key for key, of_key in results.items() if of_key}
+            results = {key: images for key, images in results.items() if images}
             self.cache.append_search_results(results)
-            places |= results
-        images = {key: places.get(str(key), ()) for key in distinct}
-        self.places |= {image.instance: image for of_key in images.values() for image in of_key}
-        return images
+            known_results |= results
+        images_by_key = {key: known_results.get(str(key), ()) for key in distinct}
+        self.locations |= {image.instance: image for images in images_by_key.values() for image in images}
+        return images_by_key
 
     def read_picture_file(self, file: Path) -> bytes | Path:
         """Return an image file from the cache, or download it and store it in the cache.
@@ -236,7 +261,7 @@ class PacsArchive:
         uid = file.stem
         if (cached := self.cache.read_cached_image(uid)) is not None:
             return cached
-        response = self.client.get(self.places[uid].wado_path, _ANY_TRANSFER_SYNTAX, self.largest)
+        response = self.client.get(self.locations[uid].wado_path, _ANY_TRANSFER_SYNTAX, self.largest)
         data = extract_dicom_from_response(response.content, response.media_type)
         try:
             head = read_dicom_elements(data, convert_dicom_keywords_to_tags("SOPInstanceUID"))
@@ -250,7 +275,7 @@ class PacsArchive:
         except OSError as error:
             reason = "the disk is full" if is_disk_full(error) else error.strerror or "it cannot be written to"
             remedy = "Make room, set a smaller data.cache_gb, or name a folder on another disk."
-            self._disk = Fault("data.cache", f"{self.cache.folder}: {reason}.", remedy)
+            self._disk_fault = Fault("data.cache", f"{self.cache.folder}: {reason}.", remedy)
             raise
         return data
 
@@ -271,7 +296,8 @@ def extract_dicom_from_response(content: bytearray, media_type: str) -> bytes:
     boundary = header.get_boundary() or ""
     if not 0 < len(boundary) <= 200 or not boundary.isascii():
         raise UnusablePacsResponse("the answer does not say where its parts end (boundary)")
-    mark, line_mark = f"--{boundary}".encode(), f"\r\n--{boundary}".encode()
+    mark = f"--{boundary}".encode()
+    line_mark = f"\r\n--{boundary}".encode()
     start = 0 if content.startswith(mark) else content.find(line_mark, 0, 8192) + 2
     head_end = content.find(b"\r\n\r\n", start, start + 8192)
     after = content[start + len(mark) :][:2] if content.startswith(mark, start) else b"--"
@@ -302,8 +328,8 @@ def open_pacs_archive(spec: DicomwebDatasetSpec, base: Path) -> PacsArchive:
         base: The folder to which paths in ``spec`` are relative.
 
     Raises:
-        BadInput: If the user has not agreed to the host and to what it is sent (:mod:`polyclinic.common.hosts`), or any
-            of these fails; it lists all faults.
+        BadInput: If the user has not agreed to the host and to the data that are sent to it
+            (:mod:`polyclinic.common.hosts`), or if a preparation fails; it lists all faults.
     """
     use = make_search_use(spec, base)
     permission = refuse_use_without_permission(use, "data.url")
@@ -343,9 +369,9 @@ def _make_tls_context(
 ) -> ssl.SSLContext | None:
     """Return the TLS context that checks the server's certificate; None for plain HTTP.
 
-    A secret is sent to the machine that passes this check. So the CA of a server that is sent one stands beside the
-    secret, not in the experiment file: its author could name a CA of his own, and answer in the name of the user's own
-    PACS.
+    The secret is sent to the machine that passes this check. Therefore the CA of a server that needs a secret is named
+    in the file of secrets, not in the experiment file. Otherwise the author of an experiment file could name another
+    CA, impersonate the PACS and receive the secret.
 
     Args:
         base: The folder to which paths in ``spec`` are relative.
@@ -354,7 +380,8 @@ def _make_tls_context(
     Raises:
         BadInput: If the CA is named in the wrong place, or its file cannot be used.
     """
-    ca_path, where = base / spec.ca_file if spec.ca_file else None, "data.ca_file"
+    ca_path = base / spec.ca_file if spec.ca_file else None
+    where = "data.ca_file"
     if spec.ca_file and secret is not None:
         problem = f"{normalize_host(spec.url)} is sent a secret, so what it is checked by stands beside the secret."
         remedy = f'Take it out here, and write ca_file = "{spec.ca_file}" below this host in {secrets_path}'

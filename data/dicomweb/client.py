@@ -1,8 +1,8 @@
 """HTTP client for a hospital's PACS, with limits on the time and the size of each response.
 
-The limits are for servers that hang, break off or respond without end. The requests run in an event loop in a separate
-thread: only there does a time limit hold for a whole request (name lookup, TLS handshake, slow headers), and Ctrl-C can
-cancel it. The secret is sent to no other server, because redirects are not followed.
+The limits protect against servers that hang, break off or respond without end. Requests run in an event loop in a
+separate thread: there a time limit covers a whole request (name lookup, TLS handshake, slow headers), and Ctrl-C can
+cancel it. Redirects are not followed, so that the secret is sent to no other server.
 """
 
 import logging
@@ -23,12 +23,12 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from polyclinic.common.errors import Fault
 from polyclinic.common.hosts import normalize_host
 
-SLOWEST = 100_000
-"""Minimum speed of a response in bytes per second, after its beginning; slower responses are cancelled."""
-WAITS_S = (0.5, 1.0, 2.0)
-"""Pauses before the second, third and fourth try."""
-MOST_SILENT = 3
-"""Number of consecutive requests without response after which no more are sent."""
+MIN_BYTES_PER_SECOND = 100_000
+"""Minimum speed of a response body; slower responses are cancelled."""
+RETRY_DELAYS_S = (0.5, 1.0, 2.0)
+"""Seconds to wait before the second, third and fourth attempt."""
+MAX_UNANSWERED_REQUESTS = 3
+"""Number of consecutive requests without a complete response after which no more requests are sent."""
 for _name in ("httpx", "httpcore"):  # they log URLs, which contain UIDs of patients' studies
     logging.getLogger(_name).setLevel(logging.WARNING)
 
@@ -85,7 +85,7 @@ class PacsConnectionSettings:
 
     @property
     def secret_remedy(self) -> str:
-        """What to do if the server does not accept the secret, or wants one."""
+        """Advice for an error message if the server refuses the secret, or requires one."""
         if self.authorization:
             return f"The secret is that of {self.secrets_path}; ask the PACS's administrator which rights it has."
         return f"No secret was sent, because {self.secrets_path} has none for {normalize_host(self.url)}."
@@ -109,7 +109,8 @@ class DicomwebClient:
     def __init__(self, server: PacsConnectionSettings) -> None:
         self.server = server
         self.failed: PacsServerFailure | None = None
-        self._silent, self._pending = 0, set[Future[PacsResponse]]()
+        self._unanswered = 0
+        self._pending = set[Future[PacsResponse]]()
         self._loop: AbstractContextManager[BlockingPortal]
         self._portal: BlockingPortal
 
@@ -165,22 +166,23 @@ class DicomwebClient:
             self.failed = self.failed or failed
             raise
         except NoPacsResponse:
-            self._silent += 1
-            if self._silent < MOST_SILENT:
+            self._unanswered += 1
+            if self._unanswered < MAX_UNANSWERED_REQUESTS:
                 raise
             in_time = f"without a whole answer in time ({self.server.timeout_s:g} s)"
             self.failed = self.failed or PacsServerFailure(
-                f"{self.server.host_and_port} left {MOST_SILENT} requests one after the other {in_time}.",
+                f"{self.server.host_and_port} left {MAX_UNANSWERED_REQUESTS} requests one after the other {in_time}.",
                 "Raise data.timeout_s where it reads from slow storage; what has arrived is kept.",
             )
             raise self.failed from None
         finally:
             self._pending.discard(future)
-        self._silent = 0
+        self._unanswered = 0
         return response
 
     async def _send_with_retries(self, request: httpx.Request, largest: int) -> PacsResponse:
-        pauses = list(WAITS_S)
+        """Send a request, and repeat it after failures that may be temporary."""
+        pauses = list(RETRY_DELAYS_S)
         while True:
             try:
                 async with self._turns:
@@ -189,7 +191,7 @@ class DicomwebClient:
                 if not pauses or not failed.retry:
                     raise
             except NoPacsResponse:  # it took the whole time limit: only one more try
-                if len(pauses) < len(WAITS_S):
+                if len(pauses) < len(RETRY_DELAYS_S):
                     raise
             await anyio.sleep(pauses.pop(0))
 
@@ -208,7 +210,7 @@ class DicomwebClient:
                         async for chunk in chunks:
                             content += chunk
                             _refuse_oversized_response(len(content), largest)
-                            limit.deadline = begin + timeout_s + len(content) / SLOWEST
+                            limit.deadline = begin + timeout_s + len(content) / MIN_BYTES_PER_SECOND
             return PacsResponse(content, response.headers.get("content-type", ""))
         except (TimeoutError, httpx.TimeoutException):
             raise NoPacsResponse(f"no whole answer in time (data.timeout_s = {timeout_s:g})") from None
@@ -219,7 +221,7 @@ class DicomwebClient:
 
 
 def _refuse_unusable_response(response: httpx.Response, settings: PacsConnectionSettings, largest: int) -> None:
-    """Raise an error if the status or the headers make a response unusable; its body need not be read yet.
+    """Raise an error if the status or the headers make a response unusable, before its body is read.
 
     Args:
         settings: The server, for the message.
@@ -255,7 +257,7 @@ def _refuse_oversized_response(size: int, largest: int) -> None:
 
 
 def _explain_connection_failure(error: Exception, server: str) -> PacsServerFailure:
-    """Return a :class:`PacsServerFailure` that says why the connection failed, from the causes behind ``error``.
+    """Return a :class:`PacsServerFailure` with the reason for a failed connection, from the causes of ``error``.
 
     Args:
         server: Host and port of the server, for the message.
@@ -276,6 +278,6 @@ def _explain_connection_failure(error: Exception, server: str) -> PacsServerFail
             problem = f"the name of {server} is not known to this machine."
             return PacsServerFailure(problem, "Look into data.url, and the DNS.")
         cause = cause.__cause__ or cause.__context__
-    problem = f"{server} cannot be reached: no connection at {len(WAITS_S) + 1} tries."
+    problem = f"{server} cannot be reached: no connection at {len(RETRY_DELAYS_S) + 1} tries."
     remedy = "Is it running, is data.url right, and does the firewall let this machine through?"
     return PacsServerFailure(problem, remedy, retry=True)

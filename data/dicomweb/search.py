@@ -1,6 +1,6 @@
 """Search a PACS with QIDO-RS for the images of a study, or for one image.
 
-Each result is compared with the search, because some servers ignore search parameters: their results would give one
+Each result is compared with the search, because some servers ignore search parameters. Their results would assign one
 patient's labels to another patient's images.
 """
 
@@ -14,16 +14,17 @@ from pydantic import Field
 
 from polyclinic.data.dicomweb.client import DicomwebClient, PacsObjectNotFound, UnusablePacsResponse
 
-UID = re.compile(r"[0-9][0-9.]{0,63}")
-"""Digits and dots, which are safe in URLs and file names."""
-Uid = Annotated[str, Field(pattern=f"^{UID.pattern}$")]
-PAGE = 500
+UID_PATTERN = re.compile(r"[0-9][0-9.]{0,63}")
+"""A DICOM UID: at most 64 digits and dots, which are safe in URLs and file names."""
+Uid = Annotated[str, Field(pattern=f"^{UID_PATTERN.pattern}$")]
+RESULTS_PER_PAGE = 500
 """Number of results requested per page; a server may send fewer."""
-MOST_PAGES, MOST_OBJECTS = 200, 20_000
-"""Limits of one search; a CT study has up to a few thousand images."""
-MOST_BYTES = 8 << 20
-"""Maximum size of one page."""
-TAGS = {
+MAX_PAGES = 200
+MAX_RESULTS = 20_000
+"""Maximum number of results of one search; a CT study has up to a few thousand images."""
+MAX_PAGE_BYTES = 8 << 20
+"""Maximum size of one page of results in bytes."""
+ATTRIBUTE_TAGS = {
     "modality": "00080060",
     "patient": "00100020",
     "rows": "00280010",
@@ -32,15 +33,37 @@ TAGS = {
     "series": "0020000E",
     "instance": "00080018",
 }
-_INCLUDED = ",".join(TAGS[name] for name in ("modality", "patient", "rows", "study"))
-_NO_PICTURES = {"SR", "PR", "KO", "AU", "DOC", "ECG", "RTSTRUCT", "RTPLAN", "RTRECORD", "REG", "FID", "PLAN", "SEG"}
-"""Modalities whose objects are not images of a patient."""
+_INCLUDED_TAGS = ",".join(ATTRIBUTE_TAGS[name] for name in ("modality", "patient", "rows", "study"))
+_NON_IMAGE_MODALITIES = {
+    "SR",
+    "PR",
+    "KO",
+    "AU",
+    "DOC",
+    "ECG",
+    "RTSTRUCT",
+    "RTPLAN",
+    "RTRECORD",
+    "REG",
+    "FID",
+    "PLAN",
+    "SEG",
+}
+"""Modalities whose objects are not images, such as reports and plans."""
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class PacsImageLocation:
-    """Study, series and instance UID of an image in the PACS, with its PatientID (empty if the server gives none)."""
+    """UIDs of an image in the PACS.
+
+    Attributes:
+        study: StudyInstanceUID.
+        series: SeriesInstanceUID.
+        instance: SOPInstanceUID.
+        modality: Modality, such as ``CT``; empty if the server gives none.
+        patient: PatientID; empty if the server gives none.
+    """
 
     study: Uid
     series: Uid
@@ -60,7 +83,7 @@ def find_images_by_study_uid(client: DicomwebClient, study: str) -> list[PacsIma
     Raises:
         UnusablePacsResponse, PacsServerFailure: If a response cannot be used.
     """
-    return [*_search_image_instances(client, f"/studies/{study}/instances", {"includefield": _INCLUDED}, study)]
+    return [*_search_image_instances(client, f"/studies/{study}/instances", {"includefield": _INCLUDED_TAGS}, study)]
 
 
 def find_images_by_accession_number(client: DicomwebClient, number: str) -> list[PacsImageLocation]:
@@ -86,7 +109,9 @@ def find_image_by_instance_uid(client: DicomwebClient, uid: str) -> list[PacsIma
     Raises:
         UnusablePacsResponse, PacsServerFailure: If a response cannot be used.
     """
-    results = [*_search_image_instances(client, "/instances", {"SOPInstanceUID": uid, "includefield": _INCLUDED}, "")]
+    results = [
+        *_search_image_instances(client, "/instances", {"SOPInstanceUID": uid, "includefield": _INCLUDED_TAGS}, "")
+    ]
     same = [result for result in results if result.instance == uid]
     if results and not same:
         raise UnusablePacsResponse("the server answered a search for one SOPInstanceUID with others")
@@ -98,34 +123,39 @@ SEARCHES: Mapping[str, Callable[[DicomwebClient, str], list[PacsImageLocation]]]
     "accession": find_images_by_accession_number,
     "instance": find_image_by_instance_uid,
 }
-"""The search function for each kind of key in a table row."""
+"""Kind of the key in a table row -> function that searches the PACS for the images of a key."""
 
 
 def _search_image_instances(
     client: DicomwebClient, path: str, parameters: Mapping[str, str], study: str
 ) -> Iterator[PacsImageLocation]:
-    """Search the PACS for instances, and yield those that are images.
+    """Search the PACS for instances, and yield the instances that are images.
 
     Args:
         path: URL path of the search, relative to the service's address.
         parameters: The query of the search.
-        study: The StudyInstanceUID that all results must have; empty if any is right.
+        study: The StudyInstanceUID that all results must have; empty to allow any study.
 
     Raises:
         UnusablePacsResponse: If a result is of another study, or a response cannot be used.
     """
     results = list(_search_all_result_pages(client, path, parameters))
-    # Some servers return the key without values.
+    # Some servers return the key "Rows" without a value for every instance; then it says nothing.
     has_rows = any(_get_first_attribute_value(result, "rows") for result in results)
     for result in results:
         if study and _get_first_attribute_value(result, "study") not in ("", study):
             raise UnusablePacsResponse("the server answered a search for one study with another one")
         modality = _get_first_attribute_value(result, "modality")
         rows = _get_first_attribute_value(result, "rows")
-        without_pixels = rows == "0" or (has_rows and not rows and TAGS["rows"] in result)
-        if modality not in _NO_PICTURES and not without_pixels:
-            uids = study or _read_uid(result, "study"), _read_uid(result, "series"), _read_uid(result, "instance")
-            yield PacsImageLocation(*uids, modality, _get_first_attribute_value(result, "patient"))
+        without_pixels = rows == "0" or (has_rows and not rows and ATTRIBUTE_TAGS["rows"] in result)
+        if modality not in _NON_IMAGE_MODALITIES and not without_pixels:
+            yield PacsImageLocation(
+                study=study or _read_uid(result, "study"),
+                series=_read_uid(result, "series"),
+                instance=_read_uid(result, "instance"),
+                modality=modality,
+                patient=_get_first_attribute_value(result, "patient"),
+            )
 
 
 def _search_all_result_pages(client: DicomwebClient, path: str, parameters: Mapping[str, str]) -> Iterator[Json]:
@@ -136,11 +166,12 @@ def _search_all_result_pages(client: DicomwebClient, path: str, parameters: Mapp
     Raises:
         UnusablePacsResponse: If a response is damaged, or the search has too many pages or results.
     """
-    identity, uids = "study" if path == "/studies" else "instance", set[str]()
-    for _ in range(MOST_PAGES):
-        query = {**parameters, "limit": str(PAGE), "offset": str(len(uids))}
+    identity = "study" if path == "/studies" else "instance"
+    uids = set[str]()
+    for _ in range(MAX_PAGES):
+        query = {**parameters, "limit": str(RESULTS_PER_PAGE), "offset": str(len(uids))}
         try:
-            response = client.get(path, "application/dicom+json", MOST_BYTES, query)
+            response = client.get(path, "application/dicom+json", MAX_PAGE_BYTES, query)
         except PacsObjectNotFound:
             return
         if not response.content.strip():
@@ -159,9 +190,9 @@ def _search_all_result_pages(client: DicomwebClient, path: str, parameters: Mapp
             return
         uids |= new.keys()
         yield from new.values()
-        if len(uids) > MOST_OBJECTS:
+        if len(uids) > MAX_RESULTS:
             break
-    raise UnusablePacsResponse(f"a search has no end: more than {MOST_PAGES} pages, or than {MOST_OBJECTS} results")
+    raise UnusablePacsResponse(f"a search has no end: more than {MAX_PAGES} pages, or than {MAX_RESULTS} results")
 
 
 def _get_first_attribute_value(result: Json, name: str) -> str:
@@ -175,7 +206,7 @@ def _get_first_attribute_value(result: Json, name: str) -> str:
     Raises:
         UnusablePacsResponse: If a value has another form, or if there are several PatientIDs.
     """
-    element = result.get(TAGS[name])
+    element = result.get(ATTRIBUTE_TAGS[name])
     values = element.get("Value") if isinstance(element, dict) else element
     texts = list[str]()
     for value in values if isinstance(values, list) else [values]:
@@ -192,13 +223,16 @@ def _get_first_attribute_value(result: Json, name: str) -> str:
 
 
 def _read_uid(result: Json, name: str) -> str:
-    """Return one UID of a search result: by ``name``, that of its "study", "series" or "instance".
+    """Return a UID of a search result.
+
+    Args:
+        name: "study", "series" or "instance".
 
     Raises:
-        UnusablePacsResponse: If the result has no valid UID of this name.
+        UnusablePacsResponse: If the result has no valid UID of this kind.
     """
     uid = _get_first_attribute_value(result, name)
-    if not UID.fullmatch(uid):
+    if not UID_PATTERN.fullmatch(uid):
         problem = f"the answer to a search holds an object without the UID ({name}) of digits and dots"
         raise UnusablePacsResponse(problem)
     return uid

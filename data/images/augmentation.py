@@ -9,7 +9,7 @@ head, and mirrored along its last, from right to left.
 Strong augmentation is RandAugment (Cubuk et al., CVPR Workshops 2020) followed by Cutout, as in the appendix of Sohn et
 al., "FixMatch", NeurIPS 2020: each image gets two of fourteen operations (n = 2), each with a strength drawn uniformly
 from its whole range (m = 10), and then a grey square of half the image's side. Departure: reflection fills pixels from
-outside, where theirs become black. ``_change_image_saturation`` leaves grey images unchanged.
+outside the image, which are black in the paper. ``_change_image_saturation`` leaves grey images unchanged.
 """
 
 import math
@@ -25,19 +25,19 @@ from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.data.images.user_transform import transform_training_images
 
 Interpolation = Literal["bilinear", "nearest"]
-_DRAWS_OF_A_PICTURE = 7
-_DRAWS_OF_A_VOLUME = 9
+_WEAK_DRAWS_PER_PICTURE = 7
+_WEAK_DRAWS_PER_VOLUME = 9
 
 
-def count_draws(images: Tensor) -> int:
-    """Return how many random numbers an image takes, also for changes that are off.
+def count_draws_per_image(images: Tensor) -> int:
+    """Return the number of random numbers that weak augmentation draws for each image.
 
-    So turning one change off does not alter the others.
+    Changes that are off are counted too, so that turning one off does not alter the random numbers of the others.
 
     Args:
         images: ``(batch, channels, height, width)``, or volumes ``(batch, channels, depth, height, width)``.
     """
-    return _DRAWS_OF_A_VOLUME if images.ndim == 5 else _DRAWS_OF_A_PICTURE
+    return _WEAK_DRAWS_PER_VOLUME if images.ndim == 5 else _WEAK_DRAWS_PER_PICTURE
 
 
 def augment_images_weakly(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
@@ -54,7 +54,7 @@ def augment_images_weakly(images: Tensor, spec: AugmentationSpec, generator: tor
     """
     if spec == AugmentationSpec():
         return images
-    draws = torch.rand(count_draws(images), len(images), generator=generator)
+    draws = torch.rand(count_draws_per_image(images), len(images), generator=generator)
     images = apply_weak_augmentation(images, spec, draws)
     if spec.transform is None:
         return images
@@ -64,18 +64,21 @@ def augment_images_weakly(images: Tensor, spec: AugmentationSpec, generator: tor
 def augment_images_with_labels(
     images: Tensor, labels: Tensor, spec: AugmentationSpec, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Apply weak random augmentation to float pixels 0..255 of images or volumes, and to the labels of these pixels.
+    """Apply the same weak random augmentation to images or volumes and to their label maps.
 
-    Labels move with the pixels, by the nearest pixel, so that each stays 1, 0 or NaN. Contrast changes no label. The
-    draws are those of :func:`augment_images_weakly`.
+    Label maps are interpolated by the nearest pixel, so that each label stays 1, 0 or NaN. Contrast changes images
+    only. One generator gives the same changes as in :func:`augment_images_weakly`.
 
     Args:
-        labels: ``(batch, rows, *spatial)``, NaN for unknown.
+        images: Float pixels 0..255, ``(batch, channels, *spatial)``.
+        labels: ``(batch, classes, *spatial)``, NaN for unknown.
     """
-    draws = torch.rand(count_draws(images), len(images), generator=generator)
-    unmoved = spec.model_copy(update={"contrast": 0.0})
-    moved = apply_weak_augmentation(labels.nan_to_num(nan=-1.0), unmoved, draws, mode="nearest")
-    return apply_weak_augmentation(images, spec, draws), moved.masked_fill(moved < 0, torch.nan)
+    draws = torch.rand(count_draws_per_image(images), len(images), generator=generator)
+    geometric = spec.model_copy(update={"contrast": 0.0})
+    # An unknown label is -1 during the transform, because NaN would spread by interpolation.
+    labels = apply_weak_augmentation(labels.nan_to_num(nan=-1.0), geometric, draws, mode="nearest")
+    labels = labels.masked_fill(labels < 0, torch.nan)
+    return apply_weak_augmentation(images, spec, draws), labels
 
 
 def apply_weak_augmentation(
@@ -107,14 +110,22 @@ def apply_weak_augmentation(
 
 
 def _change_contrast(images: Tensor, changes: Tensor) -> Tensor:
-    """Multiply the distance of each pixel from its channel's mean by 1 plus the image's change, ``(batch,)``."""
+    """Multiply the distance of each pixel from its channel's mean by 1 plus the change of the image.
+
+    Args:
+        changes: ``(batch,)``.
+    """
     factors = (1 + changes).to(images).reshape(-1, *[1] * (images.ndim - 1))
     mean = images.mean(tuple(range(2, images.ndim)), keepdim=True)  # of each channel of each image
     return mean + (images - mean) * factors
 
 
 def _augment_volumes(volumes: Tensor, spec: AugmentationSpec, draws: Tensor, mode: Interpolation) -> Tensor:
-    """Apply weak augmentation to volumes ``(batch, channels, depth, height, width)``; see the caller for ``draws``."""
+    """Apply weak augmentation to volumes ``(batch, channels, depth, height, width)``.
+
+    Args:
+        draws: ``(9, batch)``, as in :func:`apply_weak_augmentation`.
+    """
     turn, shift_y, shift_x, zoom_y, zoom_x, contrast = (2 * draws[:6] - 1).unbind()  # each (batch,), in [-1, 1)
     shift_z, zoom_z = (2 * draws[7:] - 1).unbind()
     mirrored = (draws[6] < 0.5) & spec.horizontal_flip
@@ -134,7 +145,7 @@ def _augment_volumes(volumes: Tensor, spec: AugmentationSpec, draws: Tensor, mod
 
 
 def make_rotation_matrices(turns: Tensor, images: Tensor) -> Tensor:
-    """Return matrices ``(batch, 2, 2)`` that rotate without distortion, although the images may not be square.
+    """Return matrices ``(batch, 2, 2)`` that rotate images without distortion, even if they are not square.
 
     The matrices map output to input coordinates, both from -1 to 1 across the image.
 
@@ -160,12 +171,13 @@ def apply_affine_transforms(images: Tensor, transforms: Tensor, mode: Interpolat
 
 
 CHANGES_PER_IMAGE = 2
+"""Number of RandAugment operations for each image (n in the paper)."""
 HOLE_SHARE = 0.5
 """Side of the Cutout square, as a share of the shorter side of the image."""
-GREY = 127.0
-"""Value of the pixels in the square."""
-_RANDOM_NUMBERS_PER_IMAGE = 2 * CHANGES_PER_IMAGE + 2
-"""Operation and strength of each change, then the position of the square."""
+HOLE_VALUE = 127.0
+"""Value of the pixels in the Cutout square, a middle grey."""
+_STRONG_DRAWS_PER_PICTURE = 2 * CHANGES_PER_IMAGE + 2
+"""Random numbers for each image: operation and strength of each change, and two coordinates of the Cutout square."""
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
@@ -175,7 +187,7 @@ def augment_images_strongly(images: Tensor, generator: torch.Generator) -> Tenso
     Args:
         generator: A CPU generator even for images on a GPU.
     """
-    return apply_strong_augmentation(images, torch.rand(_RANDOM_NUMBERS_PER_IMAGE, len(images), generator=generator))
+    return apply_strong_augmentation(images, torch.rand(_STRONG_DRAWS_PER_PICTURE, len(images), generator=generator))
 
 
 def apply_strong_augmentation(images: Tensor, draws: Tensor) -> Tensor:
@@ -201,7 +213,7 @@ def apply_strong_augmentation(images: Tensor, draws: Tensor) -> Tensor:
     columns = torch.arange(width, device=images.device) + 0.5
     inside_y = (rows - draws[-2].to(images)[:, None] * height).abs() < half  # (batch, height)
     inside_x = (columns - draws[-1].to(images)[:, None] * width).abs() < half  # (batch, width)
-    return torch.where((inside_y[:, :, None] & inside_x[:, None, :])[:, None], GREY, images)
+    return torch.where((inside_y[:, :, None] & inside_x[:, None, :])[:, None], HOLE_VALUE, images)
 
 
 # ---------------------------------------------------------------------- changes: images, strengths (batch,) in [0, 1)
@@ -217,8 +229,9 @@ def _stretch_channel_contrast(images: Tensor, strengths: Tensor) -> Tensor:
 def _equalize_channel_histograms(images: Tensor, strengths: Tensor) -> Tensor:
     """Spread the values of each channel so that all of 0..255 occur about equally often, as ``PIL.ImageOps.equalize``.
 
-    A channel with too few different values stays unchanged. ``strengths`` has no effect. The result is that of
-    torchvision, which takes seconds to import and may not fit the installed torch.
+    A channel with too few different values stays unchanged. ``strengths`` has no effect. The result equals
+    torchvision's ``equalize``. We do not use torchvision, because it takes seconds to import and may not fit the
+    installed torch.
     """
     pixels = images.round().long()  # (batch, channels, height, width), 0..255
     values = pixels.flatten(2)  # (batch, channels, height * width)
@@ -232,11 +245,12 @@ def _equalize_channel_histograms(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _blend_two_pictures(other: Tensor, images: Tensor, strengths: Tensor) -> Tensor:
-    """Blend ``images`` with ``other`` pictures; the weight of ``images`` rises with the strength from 0.05 to 0.95."""
+    """Blend ``images`` with ``other``; the weight of ``images`` is 0.05 at strength 0, and 0.95 at strength 1."""
     return other + (images - other) * (0.05 + 0.9 * strengths[:, None, None, None])
 
 
 def _change_image_saturation(images: Tensor, strengths: Tensor) -> Tensor:
+    """Blend colour images with their grey version; images of one channel stay unchanged."""
     if images.shape[1] == 1:
         return images
     grey = (images * images.new_tensor(_LUMINANCE).reshape(1, 3, 1, 1)).sum(1, keepdim=True)
@@ -260,16 +274,17 @@ def _keep_highest_bits(images: Tensor, strengths: Tensor) -> Tensor:
     return images - images % steps
 
 
-def _shear_or_shift_images(images: Tensor, strengths: Tensor, place: tuple[int, int], most: float) -> Tensor:
+def _shear_or_shift_images(images: Tensor, strengths: Tensor, entry: tuple[int, int], maximum: float) -> Tensor:
     """Shear or shift each image by an affine matrix ``(2, 3)``: the identity with one changed entry.
 
     Args:
-        strengths: ``(batch,)``; 0 changes the entry by ``-most``, 0.5 by nothing, 1 by ``most``.
-        place: Row and column of the entry.
-        most: Largest change of the entry.
+        strengths: ``(batch,)``; 0 adds ``-maximum`` to the entry, 0.5 adds 0, and 1 adds ``maximum``.
+        entry: Row and column of the changed entry.
+        maximum: Largest change of the entry.
     """
     transforms = torch.eye(2, 3, device=images.device).repeat(len(images), 1, 1)
-    transforms[:, place[0], place[1]] += (2 * strengths - 1) * most
+    row, column = entry
+    transforms[:, row, column] += (2 * strengths - 1) * maximum
     return apply_affine_transforms(images, transforms)
 
 
@@ -286,13 +301,14 @@ RANDOM_CHANGES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
         images, functional.pad(make_rotation_matrices((2 * strengths - 1) * 30 / 360, images), (0, 1))
     ),
     "sharpness": _change_image_sharpness,
-    "sheared_x": partial(_shear_or_shift_images, place=(0, 1), most=0.3),
-    "sheared_y": partial(_shear_or_shift_images, place=(1, 0), most=0.3),
+    "sheared_x": partial(_shear_or_shift_images, entry=(0, 1), maximum=0.3),
+    "sheared_y": partial(_shear_or_shift_images, entry=(1, 0), maximum=0.3),
     # Invert the pixels at or above a threshold.
     "solarized": lambda images, strengths: torch.where(
         images >= 256 * strengths[:, None, None, None], 255 - images, images
     ),
-    "translated_x": partial(_shear_or_shift_images, place=(0, 2), most=2 * 0.3),  # a side is 2 wide
-    "translated_y": partial(_shear_or_shift_images, place=(1, 2), most=2 * 0.3),
+    "translated_x": partial(_shear_or_shift_images, entry=(0, 2), maximum=2 * 0.3),  # a side is 2 wide
+    "translated_y": partial(_shear_or_shift_images, entry=(1, 2), maximum=2 * 0.3),
 }
-"""The fourteen operations: functions of images ``(batch, channels, height, width)`` and strengths ``(batch,)``."""
+"""The fourteen operations of RandAugment: functions of images ``(batch, channels, height, width)`` and strengths
+``(batch,)``."""

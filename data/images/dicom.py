@@ -39,21 +39,26 @@ from polyclinic.data.images.headers import (
     refuse_large_dicom_elements,
 )
 from polyclinic.data.images.rendered import RenderedPicture, find_dicom_pixel_aspect
-from polyclinic.data.images.syntaxes import LOSSY, READ_BY, get_transfer_syntax_name, is_transfer_syntax_readable
+from polyclinic.data.images.syntaxes import (
+    DECODER_BY_SYNTAX,
+    LOSSY_SYNTAXES,
+    get_transfer_syntax_name,
+    is_transfer_syntax_readable,
+)
 
 _FRAME_KEYWORDS = {
     "PixelValueTransformationSequence": ("RescaleSlope", "RescaleIntercept", "ModalityLUTSequence"),
     "FrameVOILUTSequence": ("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence"),
     "PixelMeasuresSequence": ("PixelSpacing",),
 }
-_PIXEL_SIZES = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")
+_PIXEL_SIZE_KEYWORDS = ("PixelSpacing", "ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")
 
 
 def choose_frame_index(frame: Frame | None, count: int, subject: str) -> int:
     """Return the index, from 0, of the frame or slice that the user chose.
 
     Args:
-        frame: Frame number from 1, or "middle" (the later of the two in the middle); None if the user chose none.
+        frame: Frame number from 1; "middle", which is the later frame if the number is even; None for no choice.
         count: Number of frames in the file.
         subject: Beginning of the error message, such as "the DICOM file has 4 frames".
 
@@ -72,18 +77,18 @@ def choose_frame_index(frame: Frame | None, count: int, subject: str) -> int:
 def apply_frame_functional_groups(dataset: Any, index: int) -> None:
     """Copy the rescaling, window, VOI LUT and pixel size of one frame to the top level of a multi-frame data set.
 
-    Single-frame files have these elements there, so that later code treats both alike. Values of the frame take
-    precedence over those shared by all frames, and these over the top level, unless they are blank (DICOM PS3.3
-    C.7.6.16.2.9 and C.7.6.16.2.10).
+    Later code then treats single-frame and multi-frame files alike. A value of the frame takes precedence over a value
+    that all frames share, and this over the top level, unless it is blank (DICOM PS3.3 C.7.6.16.2.9 and
+    C.7.6.16.2.10).
 
     Raises:
-        ValueError: If there are groups for some frames, and none for this one.
+        ValueError: If there are functional groups for some frames, but not for this frame.
     """
     shared = read_dicom_element_value(dataset, "SharedFunctionalGroupsSequence")
-    of_frames = read_dicom_element_value(dataset, "PerFrameFunctionalGroupsSequence")
-    if of_frames and len(of_frames) <= index:
-        raise ValueError(f"PerFrameFunctionalGroupsSequence ends at frame {len(of_frames)}")
-    groups = [*(shared or [])[:1], *(of_frames or [])[index : index + 1]]
+    per_frame = read_dicom_element_value(dataset, "PerFrameFunctionalGroupsSequence")
+    if per_frame and len(per_frame) <= index:
+        raise ValueError(f"PerFrameFunctionalGroupsSequence ends at frame {len(per_frame)}")
+    groups = [*(shared or [])[:1], *(per_frame or [])[index : index + 1]]
     for group in groups:
         for sequence, keywords in _FRAME_KEYWORDS.items():
             for item in (group.get(sequence) or [])[:1]:
@@ -94,16 +99,19 @@ def apply_frame_functional_groups(dataset: Any, index: int) -> None:
                         dataset[keyword] = item[keyword]
 
 
-_GREY = ("MONOCHROME1", "MONOCHROME2")
-_COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
-_PALETTE, _RGB = "PALETTE COLOR", ("Red", "Green", "Blue")
-_PIXELS = Tag("PixelData")
+_GREY_KINDS = ("MONOCHROME1", "MONOCHROME2")
+_COLOR_KINDS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
+_PALETTE_KIND = "PALETTE COLOR"
+_PALETTE_COLORS = ("Red", "Green", "Blue")
+_PIXEL_DATA_TAG = Tag("PixelData")
 _ANY_WINDOW = (0.0, 1.0)
-"""Stands for the window of a volume, which is applied later, so that the file's own is not read."""
+"""Placeholder window for slices of a volume: it keeps the file's window from being read. The window of a volume is
+applied later."""
 _BYTES_PER_FLOAT = 8
-"""Bytes per pixel while floats are converted."""
-_RLE_PADDING = 16
-"""A segment of an RLE frame may unpack to fewer bytes than these too many, from zeros that pad it."""
+"""Bytes of memory for each pixel during the conversion of floats."""
+_MAX_RLE_PADDING_BYTES = 16
+"""An unpacked segment of an RLE frame may be longer than the frame by fewer bytes than this, because encoders pad it
+with zeros."""
 _PHOTOMETRIC_KEYWORD = "PhotometricInterpretation"
 _INTEGER_KEYWORDS = ("Rows", "Columns", "SamplesPerPixel", "BitsAllocated", "BitsStored", "PixelRepresentation")
 _READ_TAGS = convert_dicom_keywords_to_tags(
@@ -111,15 +119,15 @@ _READ_TAGS = convert_dicom_keywords_to_tags(
     *("NumberOfFrames", "HighBit", "PlanarConfiguration", "PixelPaddingValue", "PixelPaddingRangeLimit"),
     *("RescaleSlope", "RescaleIntercept", "WindowCenter", "WindowWidth", "VOILUTFunction", "PresentationLUTShape"),
     *("VOILUTSequence", "ModalityLUTSequence", "PresentationLUTSequence"),
-    *_PIXEL_SIZES,
+    *_PIXEL_SIZE_KEYWORDS,
     *(f"{kind}PixelPadding{end}" for kind in ("Float", "DoubleFloat") for end in ("Value", "RangeLimit")),
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
-    *(f"{color}PaletteColorLookupTableDescriptor" for color in _RGB),
+    *(f"{color}PaletteColorLookupTableDescriptor" for color in _PALETTE_COLORS),
 )
 
 
 def render_dicom_file(data: bytes, rendering: PictureRenderingOptions) -> RenderedPicture:
-    """Decode a DICOM file to a picture of 8 bits.
+    """Decode a DICOM file to an 8-bit picture.
 
     Raises:
         ValueError: If the file has no grey or colour picture, lacks the chosen frame, or is too large. Exceptions
@@ -132,20 +140,20 @@ def render_dicom_file(data: bytes, rendering: PictureRenderingOptions) -> Render
     layout = _read_dicom_pixel_layout(dataset)
     index = choose_frame_index(rendering.frame, layout.frames, f"the DICOM file has {layout.frames} frames")
     apply_frame_functional_groups(dataset, index)
-    numbers, meaning = _decode_stored_values(dataset, layout, index, rendering.largest_mb)
-    stored, values = layout.stored, meaning.extract_pixel_values
+    numbers, bits = _decode_stored_values(dataset, layout, index, rendering.largest_mb)
+    extract_values = bits.extract_pixel_values
     aspect = _read_pixel_aspect(dataset)
-    if layout.kind in _COLOR:
+    if layout.photometric in _COLOR_KINDS:
         colors = convert_row_bands_to_8_bits(
-            lambda band: scale_samples_to_8_bits(values(band), stored, "BitsStored"), numbers
+            lambda band: scale_samples_to_8_bits(extract_values(band), layout.bits_stored, "BitsStored"), numbers
         )
         return RenderedPicture(colors, False, aspect)
-    if layout.kind == _PALETTE:
-        colors = convert_row_bands_to_8_bits(lambda band: _convert_palette_to_rgb(values(band), dataset), numbers)
+    if layout.photometric == _PALETTE_KIND:
+        colors = convert_row_bands_to_8_bits(
+            lambda band: _convert_palette_to_rgb(extract_values(band), dataset), numbers
+        )
         return RenderedPicture(colors, False, aspect)
-    grey = render_dicom_as_8_bit_grey(
-        numbers, GreyscalePipeline(dataset, meaning, 8 * numbers.itemsize, rendering.window)
-    )
+    grey = render_dicom_as_8_bit_grey(numbers, GreyscalePipeline(dataset, bits, 8 * numbers.itemsize, rendering.window))
     is_blank = bool(grey.min() == grey.max() and numbers.min() < numbers.max())
     return RenderedPicture(grey, is_blank, aspect)
 
@@ -153,51 +161,54 @@ def render_dicom_file(data: bytes, rendering: PictureRenderingOptions) -> Render
 def _decode_stored_values(
     dataset: Any, layout: "DicomPixelLayout", index: int, largest_mb: int
 ) -> tuple[NDArray[Any], StoredPixelBits]:
-    """Decode a frame to stored numbers ``(rows, columns[, samples])``; return them with the meaning of their bits.
+    """Decode a frame; return the stored numbers ``(rows, columns[, samples])`` and which of their bits are the value.
 
     Raises:
         ValueError: If the pixels are damaged, too large, or do not fit the header.
     """
     limit = largest_mb << 20
     refuse_oversized_file(layout.frame_byte_size, limit)
-    stored, allocated = layout.stored, layout.allocated
+    stored, allocated = layout.bits_stored, layout.bits_allocated
     # Only uncompressed and RLE pixels can have unused bits below the value. Unused bits above it, such as those of an
     # overlay, are in the decoded pixels unless compression was lossy. Lossy pixels may exceed the range a little.
-    as_stored = not layout.syntax.is_encapsulated or layout.syntax == RLELossless
+    as_stored = not layout.transfer_syntax.is_encapsulated or layout.transfer_syntax == RLELossless
     high = read_dicom_unsigned_integer(dataset, "HighBit")
     high = stored - 1 if high is None or not as_stored else high
     if not 0 < stored <= high + 1 <= allocated:
         raise ValueError(f"the file says {stored} bits up to bit {high} of {allocated} for a pixel, which cannot be")
-    meaning = StoredPixelBits(stored, high + 1 - stored, layout.signed, layout.syntax not in LOSSY)
-    return _decode_dicom_frame(dataset, layout, index, limit), meaning
+    bits = StoredPixelBits(stored, high + 1 - stored, layout.signed, layout.transfer_syntax not in LOSSY_SYNTAXES)
+    return _decode_dicom_frame(dataset, layout, index, limit), bits
 
 
 def read_dicom_frame_values(dataset: Any, index: int, largest_mb: int) -> NDArray[np.float32]:
     """Return a grey frame's values after the modality transform, ``(rows, columns)``; padding is NaN.
 
     Args:
-        dataset: All elements of the file, which change as :func:`apply_frame_functional_groups` changes them.
+        dataset: All elements of the file; :func:`apply_frame_functional_groups` changes them.
         index: Number of the frame, from 0.
 
     Raises:
-        ValueError: If the frame is damaged, too large, in colour, or black and white are exchanged in it.
+        ValueError: If the frame is damaged, too large, in colour, or MONOCHROME1, where low values are white.
     """
     refuse_large_dicom_elements(dataset, _READ_TAGS, largest_mb)
     if not read_dicom_element_value(dataset, "PixelData") and find_float_pixel_element(dataset):
         raise ValueError("its pixels are floats, of which no volume is made here")
     layout = _read_dicom_pixel_layout(dataset)
     apply_frame_functional_groups(dataset, index)
-    if layout.kind != "MONOCHROME2":
-        raise ValueError(f"its pixels are of the kind {layout.kind}; a volume needs grey values, MONOCHROME2")
-    numbers, meaning = _decode_stored_values(dataset, layout, index, largest_mb)
-    pipeline = GreyscalePipeline(dataset, meaning, 8 * numbers.itemsize, _ANY_WINDOW)
+    if layout.photometric != "MONOCHROME2":
+        raise ValueError(f"its pixels are of the kind {layout.photometric}; a volume needs grey values, MONOCHROME2")
+    numbers, bits = _decode_stored_values(dataset, layout, index, largest_mb)
+    pipeline = GreyscalePipeline(dataset, bits, 8 * numbers.itemsize, _ANY_WINDOW)
     values = pipeline.apply_modality_transform(numbers).astype(np.float32)
     values[pipeline.find_padding_pixels(numbers)] = np.nan
     return values
 
 
 def _render_float_pixels(dataset: Any, keyword: str, rendering: PictureRenderingOptions) -> RenderedPicture:
-    """Decode a file whose pixels are floats, which the element ``keyword`` holds.
+    """Decode a file whose pixels are floats.
+
+    Args:
+        keyword: Name of the element that holds the pixels.
 
     Raises:
         ValueError: If an element is missing, or the picture is too large, damaged or not grey.
@@ -206,7 +217,7 @@ def _render_float_pixels(dataset: Any, keyword: str, rendering: PictureRendering
     kind = str(read_dicom_element_value(dataset, _PHOTOMETRIC_KEYWORD) or "")[:20]
     if not all(stated) or not kind:
         raise ValueError(f"the DICOM file does not give Rows, Columns or {_PHOTOMETRIC_KEYWORD}")
-    if kind not in _GREY:
+    if kind not in _GREY_KINDS:
         raise ValueError(f"its pixels are of the kind {kind}, which floats cannot be")
     rows, columns = (int(side or 0) for side in stated)
     frames = int(read_dicom_number(dataset, "NumberOfFrames") or 1)
@@ -221,7 +232,7 @@ def _render_float_pixels(dataset: Any, keyword: str, rendering: PictureRendering
 
 def _read_pixel_aspect(dataset: Any) -> float:
     """Return the height of a pixel divided by its width, after :func:`apply_frame_functional_groups`."""
-    return find_dicom_pixel_aspect([read_dicom_element_value(dataset, keyword) for keyword in _PIXEL_SIZES])
+    return find_dicom_pixel_aspect([read_dicom_element_value(dataset, keyword) for keyword in _PIXEL_SIZE_KEYWORDS])
 
 
 @dataclass(frozen=True)
@@ -229,32 +240,36 @@ class DicomPixelLayout:
     """The pixel format that a DICOM header states.
 
     Attributes:
-        syntax: Transfer syntax.
-        kind: Photometric interpretation.
-        samples: Samples per pixel.
-        allocated: Bits allocated per sample.
-        stored: Bits of a sample that hold its value.
+        photometric: Photometric interpretation, such as ``MONOCHROME2``.
+        frames: Number of frames.
+        bits_allocated: Bits allocated per sample.
+        bits_stored: Bits of a sample that hold its value.
         signed: True if samples are signed.
     """
 
-    syntax: UID
-    kind: str
+    transfer_syntax: UID
+    photometric: str
     frames: int
     rows: int
     columns: int
-    samples: int
-    allocated: int
-    stored: int
+    samples_per_pixel: int
+    bits_allocated: int
+    bits_stored: int
     signed: bool
 
     @property
     def frame_byte_size(self) -> int:
         """The number of bytes of one frame's pixels."""
-        return self.rows * self.columns * self.samples * -(-self.allocated // 8)
+        bytes_per_sample = -(-self.bits_allocated // 8)
+        return self.rows * self.columns * self.samples_per_pixel * bytes_per_sample
 
 
 def _read_dicom_pixel_layout(dataset: Any) -> DicomPixelLayout:
-    """Read the pixel format; refuse a file without pixels, or with an element that is missing or not supported."""
+    """Read the pixel format from the header.
+
+    Raises:
+        ValueError: If the file has no pixels, or an element is missing or not supported.
+    """
     if not read_dicom_element_value(dataset, "PixelData"):
         raise ValueError("the DICOM file holds no pixels")
     syntax = dataset.file_meta.get("TransferSyntaxUID")
@@ -270,17 +285,17 @@ def _read_dicom_pixel_layout(dataset: Any) -> DicomPixelLayout:
         raise ValueError(f"the DICOM file does not give {missing}")
     rows, columns, samples, allocated, stored, signed = (int(number or 0) for number in numbers)
     kind = str(photometric)[:20]
-    if kind not in (*_GREY, *_COLOR, _PALETTE):
+    if kind not in (*_GREY_KINDS, *_COLOR_KINDS, _PALETTE_KIND):
         raise ValueError(f"its pixels are of the kind {kind}, which is neither grey, palette, RGB nor YBR")
-    if samples != (3 if kind in _COLOR else 1):
+    if samples != (3 if kind in _COLOR_KINDS else 1):
         raise ValueError(f"SamplesPerPixel {samples} contradicts PhotometricInterpretation {kind}")
-    if kind in _COLOR and signed:
+    if kind in _COLOR_KINDS and signed:
         raise ValueError("PixelRepresentation says that its colours are signed, which is not read here")
     if samples > 1 and dataset.get("PlanarConfiguration") is None:
         if not syntax.is_encapsulated:
             raise ValueError("the DICOM file does not give PlanarConfiguration")
         dataset.PlanarConfiguration = 0  # compressed frames define their own order
-    if kind == _PALETTE:
+    if kind == _PALETTE_KIND:
         _refuse_unsupported_palette(dataset)
     frames = int(read_dicom_number(dataset, "NumberOfFrames") or 1)
     return DicomPixelLayout(syntax, kind, frames, rows, columns, samples, allocated, stored, bool(signed))
@@ -290,10 +305,14 @@ def _refuse_unsupported_palette(dataset: Any) -> None:
     """Raise a ``ValueError`` if the palette of a palette-colour image is missing, segmented or contradictory."""
     if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes may expand to any number of entries
         raise ValueError("its palette is segmented, which is not read here")
-    for keyword in (f"{color}PaletteColorLookupTable{part}" for color in _RGB for part in ("Descriptor", "Data")):
+    for keyword in (
+        f"{color}PaletteColorLookupTable{part}" for color in _PALETTE_COLORS for part in ("Descriptor", "Data")
+    ):
         if not read_dicom_element_value(dataset, keyword):
             raise ValueError(f"its pixels are numbers in a palette, and the file does not give {keyword}")
-    descriptors = [read_dicom_element_value(dataset, f"{color}PaletteColorLookupTableDescriptor") for color in _RGB]
+    descriptors = [
+        read_dicom_element_value(dataset, f"{color}PaletteColorLookupTableDescriptor") for color in _PALETTE_COLORS
+    ]
     if any(descriptor != descriptors[0] for descriptor in descriptors):  # C.7.6.3.1.5: they must be equal
         raise ValueError("the descriptors of its red, green and blue palette differ, which is not read here")
 
@@ -309,28 +328,31 @@ def _decode_dicom_frame(dataset: Any, layout: DicomPixelLayout, index: int, limi
         ValueError: If the pixels are damaged, or do not fit the header.
     """
     _refuse_pixel_size_mismatch(dataset, layout, index, limit)
-    syntax, size, is_grey, stored = layout.syntax, layout.allocated // 8, layout.samples == 1, dataset.BitsStored
+    syntax = layout.transfer_syntax
+    size = layout.bits_allocated // 8
+    is_grey = layout.samples_per_pixel == 1
+    bits_stored = dataset.BitsStored
     if is_grey and not syntax.is_encapsulated and syntax.is_little_endian and size in (1, 2, 4):  # faster than pydicom
         kind, shape = f"<{'i' if layout.signed else 'u'}{size}", (layout.rows, layout.columns)
         count = math.prod(shape)
-        return np.frombuffer(dataset[_PIXELS].value, kind, count, index * count * size).reshape(shape)
+        return np.frombuffer(dataset[_PIXEL_DATA_TAG].value, kind, count, index * count * size).reshape(shape)
     if not syntax.is_encapsulated or syntax == RLELossless:
         dataset.BitsStored = dataset.BitsAllocated  # else pydicom clears the unused bits
     try:
-        pixels = pixel_array(dataset, index=index, decoding_plugin=READ_BY[syntax])
+        pixels = pixel_array(dataset, index=index, decoding_plugin=DECODER_BY_SYNTAX[syntax])
         return np.ascontiguousarray(pixels, pixels.dtype.newbyteorder("=")) if is_grey else pixels
     except (RuntimeError, NotImplementedError):
         raise ValueError(f"its pixels, packed as {get_transfer_syntax_name(syntax)}, are damaged or cut off") from None
     except AttributeError as error:  # pydicom names the element that is missing
         raise ValueError(str(error)) from None
     finally:
-        dataset.BitsStored = stored
+        dataset.BitsStored = bits_stored
 
 
 def _refuse_pixel_size_mismatch(dataset: Any, layout: DicomPixelLayout, index: int, limit: int) -> None:
-    """Refuse pixel data that have another size or sign than the header states, or need too much memory.
+    """Refuse pixel data whose size or sign contradicts the header, or that need too much memory.
 
-    Pixels of another size would shear the picture.
+    With a wrong number of columns the picture would be sheared.
 
     Args:
         index: Number of the frame, from 0.
@@ -339,9 +361,9 @@ def _refuse_pixel_size_mismatch(dataset: Any, layout: DicomPixelLayout, index: i
     Raises:
         ValueError: If the pixel data are refused.
     """
-    rows, columns, pixels = layout.rows, layout.columns, dataset[_PIXELS].value
-    if not layout.syntax.is_encapsulated:
-        subsampled = layout.allocated % 8 or layout.kind == "YBR_FULL_422"
+    rows, columns, pixels = layout.rows, layout.columns, dataset[_PIXEL_DATA_TAG].value
+    if not layout.transfer_syntax.is_encapsulated:
+        subsampled = layout.bits_allocated % 8 or layout.photometric == "YBR_FULL_422"
         expected = get_expected_length(dataset) if subsampled else layout.frames * layout.frame_byte_size
         actual = len(pixels)
         row = expected // (rows * layout.frames)
@@ -350,12 +372,12 @@ def _refuse_pixel_size_mismatch(dataset: Any, layout: DicomPixelLayout, index: i
             raise ValueError(f"the file says {size}, which are {expected} bytes of pixels, and holds {actual}")
         return
     packed = get_frame(pixels, index, number_of_frames=layout.frames)
-    if layout.syntax == RLELossless:
+    if layout.transfer_syntax == RLELossless:
         for count in compute_rle_plane_sizes(packed):
-            if not 0 <= count - rows * columns < min(columns, _RLE_PADDING):
+            if not 0 <= count - rows * columns < min(columns, _MAX_RLE_PADDING_BYTES):
                 raise ValueError(f"the file says {rows} rows and {columns} columns, its packed pixels are {count}")
         return
-    stated = (rows, columns, layout.samples)
+    stated = (rows, columns, layout.samples_per_pixel)
     if (inside := read_encoded_frame_shape(packed)) != stated:
         sizes = (" × ".join(map(str, size)) for size in (stated, inside))
         raise ValueError("the file says {} for rows, columns and samples, its packed pixels {}".format(*sizes))
@@ -369,12 +391,12 @@ def _convert_palette_to_rgb(pixels: NDArray[Any], dataset: Any) -> NDArray[np.ui
     entries, first, bits = (int(value) for value in dataset.RedPaletteColorLookupTableDescriptor)
     entries = entries or 2**16
     order = "<" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">"
-    data = [dataset[f"{name}PaletteColorLookupTableData"].value for name in _RGB]
+    data = [dataset[f"{name}PaletteColorLookupTableData"].value for name in _PALETTE_COLORS]
     tables = [read_lookup_table_entries(entry, entries, bits, order, "its palette") for entry in data]
     top = max(int(table.max()) for table in tables)
     # A table of zeros has no depth: a palette may lack a colour.
     if len(set(map(len, data))) > 1 or any(0 < table.max() <= 255 < top for table in tables):
         raise ValueError("the red, green and blue table of its palette have entries of unlike depths")
     depth = 8 if top <= 255 else guess_lookup_table_bit_depth(top, bits, 16, "palette")
-    place = np.clip(pixels.astype(np.int64) - first, 0, entries - 1)
-    return np.stack([scale_samples_to_8_bits(table, depth, "the palette")[place] for table in tables], axis=-1)
+    indices = np.clip(pixels.astype(np.int64) - first, 0, entries - 1)
+    return np.stack([scale_samples_to_8_bits(table, depth, "the palette")[indices] for table in tables], axis=-1)

@@ -1,8 +1,9 @@
-"""Put a DICOM volume together: a folder with the slices of one series, or one file of several frames.
+"""Assemble a DICOM volume from a folder with the slices of one series, or from one file of several frames.
 
 Slices are sorted by their position along the normal of their plane (ImagePositionPatient, ImageOrientationPatient), not
-by file name or InstanceNumber. Slices that do not make one rectangular grid are refused by name: two series, two slices
-at one place, a gap, unequal sizes or directions, a tilted gantry. A slice that is missing at an end cannot be noticed.
+by file name or InstanceNumber. Slices that do not form one rectangular grid are refused, and the message names them.
+Reasons are: two series, two slices at one position, a gap, unequal sizes or directions, a tilted gantry. A missing
+slice at either end cannot be detected.
 """
 
 import copy
@@ -40,26 +41,27 @@ _PLACES: Mapping[str, tuple[str, str]] = {
     "ImageOrientationPatient": ("PlaneOrientationSequence", "the direction of its slices"),
     "PixelSpacing": ("PixelMeasuresSequence", "the size of its pixels"),
 }
-"""Element -> the sequence that holds it in a file of several frames, and what it says."""
+"""DICOM element of a slice's plane -> the sequence that holds it in a file of several frames, and its meaning."""
 _BESIDE_SLICES = ("DICOMDIR", "LICENSE")
 _TEXT_SUFFIXES = (".txt", ".csv", ".json", ".xml", ".html", ".pdf", ".md", ".log")
-"""Files that may lie beside the slices; any other file that is no DICOM file may be a slice that was cut off."""
+"""Endings of text files, which may be in the folder of the slices. Any other file that is not a DICOM file is refused,
+because it may be a truncated slice."""
 _SAME_PLACE = 0.01
-"""Distance of two slices, relative to that of most, below which they are at one place."""
+"""Two slices are at one position if their distance is below this share of the median distance."""
 _MOST_UNEVEN = 0.1
-"""Largest difference of a distance between slices from that of most, relative to it."""
+"""Maximum difference between a slice distance and the median distance, as a share of the median."""
 _MOST_TURNED = 0.01
-"""Largest difference of a direction's cosine between slices; files round their numbers."""
+"""Maximum difference between the direction cosines of two slices, which files round."""
 _MOST_UNEQUAL_PIXELS = 1e-3
-"""Largest difference of the size of pixels between slices, relative to the larger side."""
+"""Maximum difference between the pixel sizes of two slices, as a share of the larger side of a pixel."""
 _LONGEST_NAME = 30
 _TO_RAS = np.array([-1.0, -1.0, 1.0])
-"""DICOM's axes run to the left, to the back and to the head; ours to the right, to the front and to the head."""
+"""Signs that convert DICOM's axes (left, back, head) to RAS axes (right, front, head)."""
 
 
 @dataclass(frozen=True)
 class DicomSlice:
-    """One slice of a volume: where its pixels are, and its plane.
+    """One slice of a volume: the file or frame with its pixels, and its plane in the patient.
 
     Attributes:
         name: Name of the file, or number of the frame, for messages.
@@ -82,13 +84,13 @@ class DicomSlice:
 
 @dataclass(frozen=True)
 class DicomVolume:
-    """The grid of a DICOM volume, and the way to its voxels.
+    """The grid of a DICOM volume, and a function that reads its voxels.
 
     Attributes:
         shape: Numbers of slices, rows and columns.
-        affine: ``(4, 4)``, from an index ``(slice, row, column, 1)`` to mm in the patient (RAS+).
+        affine: ``(4, 4)``, maps an index ``(slice, row, column, 1)`` to a position in mm in the patient (RAS+).
         kind: ``DICOM series`` or ``DICOM``.
-        packed_bytes: Size of the files.
+        packed_bytes: Total size of the files.
         read_voxels: Returns the voxels ``(slices, rows, columns)`` as float32, NaN for padding.
         slices: The slices in the order of the first axis.
     """
@@ -102,13 +104,13 @@ class DicomVolume:
 
 
 def open_dicom_series(content: Path | bytes, largest_mb: int) -> DicomVolume:
-    """Read the headers of a DICOM volume, and check that its slices make one rectangular grid.
+    """Read the headers of a DICOM volume, and check that its slices form one rectangular grid.
 
     Args:
         content: A folder with the slices of one series, the path of a file of several frames, or its bytes.
 
     Raises:
-        ValueError: If the slices make no such grid, with the names of those at fault.
+        ValueError: If the slices do not form such a grid; the message names the slices at fault.
     """
     if isinstance(content, Path) and content.is_dir():
         files = list_series_files(content)
@@ -124,10 +126,10 @@ def open_dicom_series(content: Path | bytes, largest_mb: int) -> DicomVolume:
 
 
 def list_series_files(folder: Path) -> list[Path]:
-    """Return the files of a folder with one DICOM series, by name.
+    """Return the DICOM files of a folder with one series, sorted by name; hidden files, texts and DICOMDIR are ignored.
 
     Raises:
-        ValueError: If a file is no DICOM file, except hidden files, texts and DICOMDIR; or if there is none.
+        ValueError: If another file is not a DICOM file, or if there is no DICOM file.
     """
     files = list[Path]()
     for file in sorted(folder.iterdir()):
@@ -143,7 +145,7 @@ def list_series_files(folder: Path) -> list[Path]:
 
 
 def is_series_folder(folder: Path) -> bool:
-    """Return True if the first two DICOM files of a folder are slices of one series at two places."""
+    """Return True if the first two DICOM files of a folder are slices of one series at two positions."""
     planes = list[tuple[Any, Any]]()
     try:
         for file in sorted(folder.iterdir()):
@@ -164,7 +166,7 @@ def is_series_folder(folder: Path) -> bool:
 
 
 def merge_series_files(files: Iterable[Path]) -> list[Path]:
-    """Return files in their order, with each folder of the slices of one series in place of its files."""
+    """Return the files in the given order; the slices of one series are replaced by their folder."""
     merged, is_series = dict[Path, None](), dict[Path, bool]()
     for file in files:
         folder = file.parent
@@ -219,10 +221,14 @@ def _read_slices_of_frames(dataset: Any, largest_mb: int) -> list[DicomSlice]:
 def _read_slice(
     name: str, file: Path | None, frame: int, head: Any, groups: Sequence[Any], largest_mb: int
 ) -> DicomSlice:
-    """Return one slice.
+    """Read the size and the plane of one slice.
 
     Args:
-        groups: Where its plane may be: the functional groups of a frame, or the header of a file with one frame.
+        groups: Data sets that may hold the plane: the functional groups of a frame, or the header of a file with one
+            frame.
+
+    Raises:
+        ValueError: If a value is missing or invalid.
     """
     position, directions, pixel = (_read_plane(name, groups, keyword) for keyword in _PLACES)
     rows, columns = (int(read_dicom_unsigned_integer(head, keyword) or 0) for keyword in ("Rows", "Columns"))
@@ -238,7 +244,7 @@ def _read_slice(
 
 
 def _read_plane(name: str, groups: Sequence[Any], keyword: str) -> list[float]:
-    """Return the numbers of one element of :data:`_PLACES`, of the first group that has it."""
+    """Return the numbers of one element of :data:`_PLACES` from the first group that has it."""
     sequence, meaning = _PLACES[keyword]
     for group in groups:
         inside = [group, *(read_dicom_element_value(group, sequence) or [])[:1]]
@@ -258,7 +264,13 @@ def _read_plane(name: str, groups: Sequence[Any], keyword: str) -> list[float]:
 def _make_volume(
     slices: Sequence[DicomSlice], kind: str, packed: int, read: Callable[[Sequence[DicomSlice]], NDArray[np.float32]]
 ) -> DicomVolume:
-    """Sort slices along their normal, and check that they make one rectangular grid."""
+    """Sort slices along their normal, and check that they form one rectangular grid.
+
+    Args:
+        kind: ``DICOM series`` or ``DICOM``.
+        packed: Total size of the files in bytes.
+        read: Returns the voxels ``(slices, rows, columns)`` of sorted slices.
+    """
     first = slices[0]
     for other in slices:
         if other.size != first.size:
@@ -285,7 +297,11 @@ def _make_volume(
 
 
 def _check_distances(order: Sequence[DicomSlice], distances: NDArray[np.float64]) -> float:
-    """Return the distance between neighbouring slices in mm, if it is the same everywhere."""
+    """Return the mean distance between neighbouring slices in mm.
+
+    Raises:
+        ValueError: If two slices are at one position, or a distance differs too much from the median.
+    """
     usual = float(np.median(distances))
     nearest, farthest = int(distances.argmin()), int(distances.argmax())
     if distances[nearest] <= max(_SAME_PLACE * usual, 1e-4):

@@ -16,9 +16,9 @@ from polyclinic.data.images.grey import (
 )
 
 FLOAT_PIXELS = {"FloatPixelData": 4, "DoubleFloatPixelData": 8}
-"""Elements that hold pixels as floats, with the bytes of a pixel."""
-_LARGEST = 1e30
-"""Larger values are errors, and differences between them would overflow."""
+"""DICOM element that holds pixels as floats -> bytes per pixel."""
+_MAX_VALUE = 1e30
+"""Absolute values above this are clipped, because differences between them could overflow."""
 
 
 def find_float_pixel_element(dataset: Any) -> str | None:
@@ -38,7 +38,8 @@ def read_float_frame(dataset: Any, keyword: str, shape: tuple[int, int], frames:
     Raises:
         ValueError: If the element has another length than the header says.
     """
-    pixels, size = read_dicom_element_value(dataset, keyword), FLOAT_PIXELS[keyword]
+    pixels = read_dicom_element_value(dataset, keyword)
+    size = FLOAT_PIXELS[keyword]
     count = shape[0] * shape[1]
     expected = frames * count * size
     if len(pixels) != expected:
@@ -51,14 +52,14 @@ def read_float_frame(dataset: Any, keyword: str, shape: tuple[int, int], frames:
 def render_floats_as_8_bit_grey(
     numbers: NDArray[Any], dataset: Any, keyword: str, window: Window | None
 ) -> NDArray[np.uint8]:
-    """Convert the values of a frame to 8-bit grey by the window, or else by their own range.
+    """Convert the values of a frame to 8-bit grey with a window; without a window, black and white are their range.
 
-    Padding, and values that are no number, become black and are no part of the range.
+    Padding and values that are not finite become black, and are not part of the range.
 
     Args:
-        dataset: The elements of the file, those of the frame at its top level.
+        dataset: The elements of the file; the elements of the frame are at its top level.
         keyword: Name of the element that holds the pixels.
-        window: Window to apply instead of the file's own; None for the file's own.
+        window: Centre and width; None for the window of the file, if it has one.
 
     Raises:
         ValueError: If an element that defines the transform is wrong, or no value is a number.
@@ -75,7 +76,7 @@ def render_floats_as_8_bit_grey(
         raise ValueError("the file holds nothing but padding, or values that are no numbers")
     slope, intercept = read_dicom_number_pair(dataset, "RescaleSlope", "RescaleIntercept") or (1.0, 0.0)
     with np.errstate(all="ignore"):
-        values = np.where(inside, values * slope + intercept, 0).clip(-_LARGEST, _LARGEST)
+        values = np.where(inside, values * slope + intercept, 0).clip(-_MAX_VALUE, _MAX_VALUE)
     if window is None and read_dicom_lookup_table(dataset, "VOILUTSequence", signed=True):
         raise ValueError(f"its VOI LUT is for whole numbers, and {keyword} holds floats; data.window sets a window")
     function = "LINEAR"

@@ -1,7 +1,7 @@
 """Convert the stored values of a DICOM image to 8-bit grey: padding, modality transform, VOI window, polarity.
 
-Equal stored values get the same grey. So each distinct value is converted once into a lookup table, and the pixels are
-then looked up in that table.
+Equal stored values get the same grey. Therefore each distinct value is converted once, into a lookup table, and the
+grey of the pixels is taken from that table.
 """
 
 import math
@@ -17,12 +17,14 @@ from pydicom.tag import BaseTag, Tag
 from polyclinic.data.base.spec import Window
 from polyclinic.data.images.bands import convert_row_bands_to_8_bits, iterate_picture_row_bands
 
-Numbers = NDArray[Any]
-_USUAL_DEPTHS = (8, 10, 12, 14, 16)
+NumberArray = NDArray[Any]
+_USUAL_BIT_DEPTHS = (8, 10, 12, 14, 16)
 
 
-def apply_voi_window(values: Numbers, center: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:
-    """Apply a VOI window: map values inside it to 0..1, and others to 0 or 1 (DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3).
+def apply_voi_window(values: NumberArray, center: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:
+    """Apply a VOI window: map values inside it to 0..1, values below to 0, values above to 1.
+
+    The formulas are in DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3.
 
     Raises:
         ValueError: If the width is too small, or the function is unknown.
@@ -42,8 +44,8 @@ def apply_voi_window(values: Numbers, center: float, width: float, function: str
     raise ValueError(f"VOI LUT function {function} is not one of LINEAR, LINEAR_EXACT, SIGMOID")
 
 
-def rescale_to_unit_range(values: Numbers, low: float, high: float) -> NDArray[np.float64]:
-    """Map the range from ``low`` to ``high`` linearly to 0..1, and clip values outside."""
+def rescale_to_unit_range(values: NumberArray, low: float, high: float) -> NDArray[np.float64]:
+    """Map the range from ``low`` to ``high`` linearly to 0..1; values outside become 0 or 1."""
     return np.clip((values - low) / max(high - low, 1e-9), 0, 1)
 
 
@@ -53,7 +55,7 @@ def _get_dicom_tag(keyword: str) -> BaseTag:
 
 
 def read_dicom_element_value(dataset: Any, keyword: str) -> Any:
-    """Return the value of a DICOM element; None if it is missing. Faster than pydicom's own access by keyword."""
+    """Return the value of a DICOM element; None if it is missing. It is faster than pydicom's access by keyword."""
     tag = _get_dicom_tag(keyword)
     return dataset[tag].value if tag in dataset else None
 
@@ -71,7 +73,7 @@ def read_dicom_number(dataset: Any, keyword: str) -> float | None:
     """Return the first number of a DICOM element; None if the element is missing or empty.
 
     Raises:
-        ValueError: If the element holds something else.
+        ValueError: If the element holds something other than numbers.
     """
     try:
         value = read_dicom_element_value(dataset, keyword)
@@ -93,7 +95,7 @@ class DicomLookupTable:
 
     Attributes:
         entries: ``(n,)`` output values.
-        first: The input value that the first entry belongs to.
+        first: Input value of the first entry.
         bits: Bits per entry, as the LUT descriptor states.
     """
 
@@ -101,7 +103,7 @@ class DicomLookupTable:
     first: int
     bits: int
 
-    def look_up_table_entries(self, numbers: Numbers) -> NDArray[np.uint16]:
+    def look_up_table_entries(self, numbers: NumberArray) -> NDArray[np.uint16]:
         """Return the table's outputs for input values; inputs outside the table get its first or last entry."""
         return self.entries[np.clip(np.round(numbers).astype(np.int64) - self.first, 0, len(self.entries) - 1)]
 
@@ -132,18 +134,24 @@ def read_lookup_table_entries(data: Any, count: int, bits: int, order: str, name
 def guess_lookup_table_bit_depth(top: int, stated: int, stored: int, name: str) -> int:
     """Determine how many bits the entries of a LUT really have, because some devices state a wrong number.
 
-    The first of these depths that is plausible for the largest entry, ``top``, is returned: ``stated``; ``stored``, the
-    bits of a pixel; the smallest of 8, 10, 12, 14 and 16 into which ``top`` fits. The first two are plausible if
-    ``top`` fits and is at least a quarter of the range; up to 8 bits, it only has to fit. The third is plausible if it
-    is 16, or if ``top`` is white at this depth.
+    There are three candidates: ``stated``, ``stored``, and the smallest of 8, 10, 12, 14 and 16 bits into which ``top``
+    fits. The first plausible one is returned. ``stated`` and ``stored`` are plausible if ``top`` fits and is at least a
+    quarter of the range; up to 8 bits, it only has to fit. The third candidate is plausible if it is 16, or if ``top``
+    is white at this depth.
+
+    Args:
+        top: The largest entry.
+        stated: Bits per entry that the LUT descriptor states.
+        stored: Bits per pixel (BitsStored).
+        name: Name of the table, for the error message.
 
     Raises:
-        ValueError: If none is plausible; ``name`` is the table's name in the message.
+        ValueError: If no candidate is plausible.
     """
     for bits in (stated, stored):
         if 0 < bits <= 16 and top < 1 << bits and (top >= 1 << bits - 2 or bits <= 8):
             return bits
-    usual = next((bits for bits in _USUAL_DEPTHS if top < 1 << bits), 0)
+    usual = next((bits for bits in _USUAL_BIT_DEPTHS if top < 1 << bits), 0)
     if usual and (usual == 16 or top in ((1 << usual) - 1, 255 << usual - 8)):
         return usual
     raise ValueError(f"{name} says {stated} bits, and its largest entry is {top}: its depth cannot be decided")
@@ -157,7 +165,7 @@ def read_dicom_lookup_table(dataset: Any, keyword: str, *, signed: bool) -> Dico
         signed: True if the table's input values can be negative.
 
     Raises:
-        ValueError: If a LUT is incomplete.
+        ValueError: If the LUT is incomplete.
     """
     for item in read_dicom_element_value(dataset, keyword) or ():
         if item.get("LUTDescriptor") is None or item.get("LUTData") in (None, b""):
@@ -179,13 +187,13 @@ def read_dicom_lookup_table(dataset: Any, keyword: str, *, signed: bool) -> Dico
 
 @dataclass(frozen=True)
 class StoredPixelBits:
-    """Which bits of a stored pixel hold its value.
+    """Position of a pixel's value within the bits of the stored number.
 
     Attributes:
-        stored: Number of bits of the value.
+        stored: Number of bits of the value (BitsStored).
         unused: Number of unused bits below the value; some old files have them (HighBit > BitsStored - 1).
         signed: True if the value is signed.
-        lossless: True without lossy compression: unused bits are still in the decoded pixels and have to be removed.
+        lossless: False after lossy compression, whose decoded pixels have no unused bits to remove.
     """
 
     stored: int
@@ -193,7 +201,7 @@ class StoredPixelBits:
     signed: bool
     lossless: bool
 
-    def extract_pixel_values(self, numbers: Numbers) -> Numbers:
+    def extract_pixel_values(self, numbers: NumberArray) -> NumberArray:
         """Return the values of stored pixels, with unused bits removed and the sign applied."""
         if not self.lossless or self.stored == 8 * numbers.itemsize:
             return numbers
@@ -217,18 +225,18 @@ class GreyscalePipeline:
     """Transforms the stored pixel values of one DICOM image to 8-bit grey values (DICOM PS3.4 N.2).
 
     Args:
-        dataset: The elements of the file. In a multi-frame file those of the frame must have been copied to the top
-            level of the data set, where a single-frame file has them.
-        numbers: The bits of a stored pixel that hold its value.
-        allocated: Number of bits allocated per pixel, unused ones included.
-        window: Window to apply instead of the file's own; None for the file's own.
+        dataset: The elements of the file, after
+            :func:`polyclinic.data.images.dicom.apply_frame_functional_groups` for a multi-frame file.
+        bits: Position of a pixel's value within the stored number.
+        allocated: Number of bits allocated per pixel, including unused bits.
+        window: Centre and width; None for the window of the file, if it has one.
 
     Raises:
         ValueError: If an element that defines the transform is missing, wrong or contradicts another.
     """
 
-    def __init__(self, dataset: Any, numbers: StoredPixelBits, allocated: int, window: Window | None) -> None:
-        self.numbers = numbers
+    def __init__(self, dataset: Any, bits: StoredPixelBits, allocated: int, window: Window | None) -> None:
+        self.bits = bits
         kind = read_dicom_element_value(dataset, "PhotometricInterpretation")
         self.inverted = kind == "MONOCHROME1"
         shape = str(read_dicom_element_value(dataset, "PresentationLUTShape") or "").strip().upper()
@@ -237,26 +245,28 @@ class GreyscalePipeline:
         if read_dicom_element_value(dataset, "PresentationLUTSequence"):
             raise ValueError("its PresentationLUTSequence is not read here: black and white may be exchanged")
         ends = [read_dicom_number(dataset, f"PixelPadding{name}") for name in ("Value", "RangeLimit")]
-        wrapped = [
-            numbers.correct_header_sign(int(end), allocated) for end in ends if end is not None and ends[0] is not None
+        corrected = [
+            bits.correct_header_sign(int(end), allocated) for end in ends if end is not None and ends[0] is not None
         ]
-        self.padding = (min(wrapped), max(wrapped)) if wrapped else None
-        self.modality_table = read_dicom_lookup_table(dataset, "ModalityLUTSequence", signed=numbers.signed)
+        self.padding = (min(corrected), max(corrected)) if corrected else None
+        self.modality_table = read_dicom_lookup_table(dataset, "ModalityLUTSequence", signed=bits.signed)
         self.slope, self.intercept = 1.0, 0.0
         if not self.modality_table:
             rescaling = read_dicom_number_pair(dataset, "RescaleSlope", "RescaleIntercept")
             self.slope, self.intercept = rescaling or (1.0, 0.0)
         if self.slope == 0:
             raise ValueError("RescaleSlope is 0, which makes all pixels the same")
-        lowest = self.slope * (-(1 << numbers.stored - 1) if numbers.signed else 0) + self.intercept
-        self.window, self.voi_table, self.function = window, None, "LINEAR"
+        lowest = self.slope * (-(1 << bits.stored - 1) if bits.signed else 0) + self.intercept
+        self.window = window
+        self.voi_table = None
+        self.function = "LINEAR"
         if window is None:
             self.voi_table = read_dicom_lookup_table(
                 dataset, "VOILUTSequence", signed=not self.modality_table and lowest < 0
             )
         if self.voi_table:
             largest, stated = int(self.voi_table.entries.max()), self.voi_table.bits
-            self.top = (1 << guess_lookup_table_bit_depth(largest, stated, numbers.stored, "VOI LUT")) - 1
+            self.voi_table_white = (1 << guess_lookup_table_bit_depth(largest, stated, bits.stored, "VOI LUT")) - 1
         elif window is None:
             # The first window, as in viewers.
             self.window = read_dicom_number_pair(dataset, "WindowCenter", "WindowWidth")
@@ -264,12 +274,12 @@ class GreyscalePipeline:
 
     @property
     def has_no_window_or_voi_lut(self) -> bool:
-        """True if there is neither a window nor a VOI LUT, so that the image's own range of values is shown."""
+        """True without window and VOI LUT; black and white are then the image's smallest and largest value."""
         return self.voi_table is None and self.window is None
 
-    def apply_modality_transform(self, numbers: Numbers) -> Numbers:
+    def apply_modality_transform(self, numbers: NumberArray) -> NumberArray:
         """Return the output of the modality transform for stored pixels, such as Hounsfield units in CT."""
-        values = self.numbers.extract_pixel_values(numbers)
+        values = self.bits.extract_pixel_values(numbers)
         if self.modality_table:
             return self.modality_table.look_up_table_entries(values)
         return values if (self.slope, self.intercept) == (1, 0) else values * self.slope + self.intercept
@@ -277,22 +287,22 @@ class GreyscalePipeline:
     def is_linear_without_padding(self, low: int, high: int) -> bool:
         """Return True if the modality transform is linear for stored numbers from ``low`` to ``high``, without padding.
 
-        If so, the smallest and the largest number have the extreme modality values, and no other needs to be examined.
+        Then ``low`` and ``high`` have the extreme modality values, and no other number needs to be examined.
         """
-        numbers = self.numbers
-        has_no_unused_bits = numbers.unused == 0 and low >= 0 and high < 1 << numbers.stored - numbers.signed
-        plain = has_no_unused_bits or not numbers.lossless
-        return plain and self.padding is None and self.modality_table is None
+        bits = self.bits
+        has_no_unused_bits = bits.unused == 0 and low >= 0 and high < 1 << bits.stored - bits.signed
+        is_value = has_no_unused_bits or not bits.lossless
+        return is_value and self.padding is None and self.modality_table is None
 
-    def find_padding_pixels(self, numbers: Numbers) -> NDArray[np.bool_]:
-        """Return a mask of the padding pixels, which fill a picture up to a rectangle (PS3.3 C.7.5.1.1.2)."""
+    def find_padding_pixels(self, numbers: NumberArray) -> NDArray[np.bool_]:
+        """Return a mask that is True at padding pixels, which extend a picture to a rectangle (PS3.3 C.7.5.1.1.2)."""
         if self.padding is None:
             return np.zeros(numbers.shape, np.bool_)
         low, high = self.padding
-        values = self.numbers.extract_pixel_values(numbers)
+        values = self.bits.extract_pixel_values(numbers)
         return ((numbers >= low) & (numbers <= high)) | ((values >= low) & (values <= high))
 
-    def compute_display_grey(self, numbers: Numbers, limits: tuple[float, float]) -> NDArray[np.uint8]:
+    def compute_display_grey(self, numbers: NumberArray, limits: tuple[float, float]) -> NDArray[np.uint8]:
         """Return the 8-bit grey of each stored number; padding becomes black.
 
         Args:
@@ -300,7 +310,7 @@ class GreyscalePipeline:
         """
         values = self.apply_modality_transform(numbers)
         if self.voi_table:
-            shown = np.clip(self.voi_table.look_up_table_entries(values) / self.top, 0, 1)
+            shown = np.clip(self.voi_table.look_up_table_entries(values) / self.voi_table_white, 0, 1)
         elif self.window:
             shown = apply_voi_window(values, *self.window, self.function)
         else:
@@ -311,7 +321,7 @@ class GreyscalePipeline:
 
 
 def read_dicom_number_pair(dataset: Any, first: str, second: str) -> tuple[float, float] | None:
-    """Return the first numbers of two elements that belong together; None if both elements are missing.
+    """Return the first number of each of two elements that belong together; None if both elements are missing.
 
     Raises:
         ValueError: If only one of the two is missing.
@@ -320,12 +330,12 @@ def read_dicom_number_pair(dataset: Any, first: str, second: str) -> tuple[float
     if numbers[0] is None and numbers[1] is None:
         return None
     if numbers[0] is None or numbers[1] is None:
-        missing, there = (first, second) if numbers[0] is None else (second, first)
-        raise ValueError(f"the DICOM file gives {there}, and {missing} is missing or blank")
+        missing, present = (first, second) if numbers[0] is None else (second, first)
+        raise ValueError(f"the DICOM file gives {present}, and {missing} is missing or blank")
     return numbers[0], numbers[1]
 
 
-def render_dicom_as_8_bit_grey(numbers: Numbers, display: GreyscalePipeline) -> NDArray[np.uint8]:
+def render_dicom_as_8_bit_grey(numbers: NumberArray, display: GreyscalePipeline) -> NDArray[np.uint8]:
     """Convert stored pixels ``(height, width)`` to 8-bit grey.
 
     Args:
@@ -350,16 +360,17 @@ def render_dicom_as_8_bit_grey(numbers: Numbers, display: GreyscalePipeline) -> 
 
 
 def _find_extreme_stored_numbers(
-    unsigned: Numbers, table_numbers: Numbers, cells: Numbers, display: GreyscalePipeline
+    unsigned: NumberArray, table_numbers: NumberArray, cells: NumberArray, display: GreyscalePipeline
 ) -> NDArray[np.int64]:
-    """Return stored numbers of a picture, among them those with its smallest and its largest modality value.
+    """Return stored numbers that include the numbers with the smallest and the largest modality value of a picture.
 
-    With a window or a VOI LUT the modality values do not matter, and the smallest and the largest number are returned.
+    With a window or a VOI LUT, the smallest and the largest number are returned, because the modality values are not
+    needed.
 
     Args:
-        unsigned: The picture, its numbers reinterpreted as unsigned.
-        table_numbers: All whole numbers from the picture's smallest to its largest.
-        cells: ``table_numbers`` reinterpreted as unsigned, in which form they index a lookup table.
+        unsigned: The picture, with its numbers reinterpreted as unsigned.
+        table_numbers: All integers from the picture's smallest to its largest number.
+        cells: ``table_numbers`` reinterpreted as unsigned, so that they can index a lookup table.
     """
     ends = table_numbers[[0, -1]]
     if not display.has_no_window_or_voi_lut or display.is_linear_without_padding(*ends.tolist()):
@@ -381,12 +392,12 @@ def _find_extreme_stored_numbers(
 
 
 def _find_modality_value_range(bands: Any, display: GreyscalePipeline) -> tuple[float, float]:
-    """Return a picture's smallest and largest modality value, without padding.
+    """Return the smallest and the largest modality value of a picture, without padding.
 
-    With a window or a VOI LUT these values are not needed, and both are 0.
+    With a window or a VOI LUT both results are 0, because they are not needed.
 
     Args:
-        bands: Arrays of stored numbers, which together are the picture.
+        bands: Arrays of stored numbers that together make the picture.
 
     Raises:
         ValueError: If all pixels are padding.

@@ -1,7 +1,7 @@
 """Parse JPEG headers, and decode JPEG images only if they are complete.
 
-For a truncated file, libjpeg fills the missing part with grey, and its warning is lost in Pillow and in imagecodecs. So
-the end of the compressed data is compared with the position at which the decoder has all pixels.
+For a truncated file, libjpeg fills the missing part with grey, and its warning is lost in Pillow and in imagecodecs.
+Therefore the end of the compressed data is compared with the position at which the decoder has all pixels.
 """
 
 import io
@@ -18,26 +18,26 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from polyclinic.data.images.bands import BAND
+from polyclinic.data.images.bands import VALUES_PER_BAND
 
-CUT_OFF = "damaged or cut off: a part of the picture is missing"
+CUT_OFF_MESSAGE = "damaged or cut off: a part of the picture is missing"
 END_OF_IMAGE = b"\xff\xd9"
-_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
+_SEGMENT_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 """A marker followed by a segment, or the end-of-image marker; compressed data contain none."""
 _END_OF_IMAGE = 0xD9
 _BASELINE, _EXTENDED, LOSSLESS = 0xC0, 0xC1, 0xC3
 _SCAN, _JFIF, _ADOBE, _RESTART_INTERVAL, _HUFFMAN_TABLES = 0xDA, 0xE0, 0xEE, 0xDD, 0xC4
-_RESTART = re.compile(rb"\xff([\xd0-\xd7])")
-_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-_READ_AHEAD = 7
+_RESTART_MARKER = re.compile(rb"\xff([\xd0-\xd7])")
+_FRAME_MARKERS = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_READ_AHEAD_BYTES = 7
 """Bytes that libjpeg may read after the last code word."""
-_ZEROS = 64
-"""Shortest run of zeros that is examined; disks and networks overwrite at least as much."""
-_FAILED_COPY = bytes(16)
-_SURPLUS = 2
-"""Bytes after the last code word that are tolerated: a few encoders and copies add a byte."""
-_NOISE = bytes((37 * number * number + 11 * number) % 251 for number in range(512))
-"""Bytes that change the picture if a decoder takes them for image data."""
+_MIN_ZERO_RUN_BYTES = 64
+"""Minimum number of consecutive zero bytes that may be damage; failing disks and networks write at least as many."""
+_ZEROS_OF_FAILED_COPY = bytes(16)
+_MAX_SURPLUS_BYTES = 2
+"""Maximum number of bytes after the last code word; a few encoders and copying programs add a byte."""
+_NOISE_BYTES = bytes((37 * number * number + 11 * number) % 251 for number in range(512))
+"""Bytes that change the picture if a decoder reads them as image data."""
 
 
 def iterate_jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
@@ -49,7 +49,7 @@ def iterate_jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         struct.error: If the file is cut off within a segment.
     """
     place = 2
-    while match := _MARKER.search(data, place):
+    while match := _SEGMENT_MARKER.search(data, place):
         if match.start() > place:
             yield 0, place, match.start()
         marker, place = data[match.start() + 1], match.end() + 2
@@ -67,10 +67,11 @@ class JpegScan:
 
     Attributes:
         header: Content of the scan header (ITU-T T.81, B.2.3).
-        start, stop: Position of the compressed data.
+        start: Position of the first byte of compressed data.
+        stop: Position after the last byte of compressed data.
         interval: Number of minimum coded units (MCU) between two restart markers; 0 without restart markers.
-        tables: The Huffman tables by the byte of their class and number. A table is the number of code words of each
-            length from 1 to 16, then the symbols, one byte each.
+        tables: Byte with class and number of a Huffman table -> the table: the number of code words of each length from
+            1 to 16, then the symbols, one byte each.
     """
 
     header: bytes
@@ -91,7 +92,7 @@ class JpegHeader:
         components: Identifiers of the components, one byte each.
         sampling: Sampling factors of the components, one byte each.
         jfif: True if there is a JFIF marker, which means that colours are YCbCr.
-        adobe: The colour transform in the Adobe marker, 0 for none; None without such a marker.
+        adobe: The colour transform in the Adobe marker, 0 for no transform; None if there is no such marker.
         scans: The scans, at least one.
     """
 
@@ -112,7 +113,11 @@ class JpegHeader:
         return self.components != b"RGB"
 
     def has_ycbcr_colors(self, stated: bool) -> bool:
-        """Return True if the colours are YCbCr; if the markers do not say, the DICOM header's ``stated`` decides."""
+        """Return True if the colours are YCbCr.
+
+        Args:
+            stated: True if the DICOM header says YCbCr; used if the markers of the JPEG file do not decide.
+        """
         if self.jfif or self.adobe is not None:
             return self.jfif or self.adobe != 0
         if self.components in (b"RGB", b"rgb"):
@@ -131,7 +136,7 @@ def parse_jpeg_header(data: bytes) -> JpegHeader:
     try:
         for marker, start, stop in iterate_jpeg_segments(data):
             content = data[start:stop] if marker else b""
-            if marker in _FRAMES and not frame:
+            if marker in _FRAME_MARKERS and not frame:
                 process, frame, place = marker, content, start
             elif marker == _JFIF and content.startswith(b"JFIF\0"):
                 jfif = True
@@ -151,15 +156,15 @@ def parse_jpeg_header(data: bytes) -> JpegHeader:
                 scans[-1] = replace(scans[-1], stop=start + len(data[start:stop].rstrip(b"\xff")))
         _refuse_incomplete_jpeg_data(data, process, frame, scans)
     except (struct.error, IndexError, KeyError, ValueError):
-        raise ValueError(CUT_OFF) from None
+        raise ValueError(CUT_OFF_MESSAGE) from None
     return JpegHeader(process, place, frame[0], frame[6::3], frame[7::3], jfif, adobe, tuple(scans))
 
 
 def _refuse_incomplete_jpeg_data(data: bytes, process: int, frame: bytes, scans: Sequence[JpegScan]) -> None:
     """Raise a ``ValueError`` if a part of the picture is missing, or was overwritten with zeros.
 
-    Signs of this are a missing frame, scans that do not give all bits of the coefficients, restart markers that are
-    missing or in a wrong order, and too many zero bytes in a row in a sequential scan.
+    Signs of damage are: a missing frame; scans that do not contain all bits of the coefficients; restart markers that
+    are missing or in a wrong order; too many consecutive zero bytes in a sequential scan.
 
     Args:
         process: Second byte of the frame marker.
@@ -173,18 +178,23 @@ def _refuse_incomplete_jpeg_data(data: bytes, process: int, frame: bytes, scans:
         header, (first, last, approximation) = scan.header, scan.header[-3:]
         for name in header[1:-3:2]:
             lowest[name][first : last + 1] = [approximation & 15] * (last + 1 - first)
-        restarts = [number[0] & 7 for number in _RESTART.findall(data, scan.start, scan.stop)]
-        if restarts != [place % 8 for place in range(len(restarts))]:
+        restarts = [number[0] & 7 for number in _RESTART_MARKER.findall(data, scan.start, scan.stop)]
+        if restarts != [index % 8 for index in range(len(restarts))]:
             raise ValueError
-        sequential, sampling = process in (_BASELINE, _EXTENDED), frame[7::3]
+        sequential = process in (_BASELINE, _EXTENDED)
+        sampling = frame[7::3]
         if sequential:
             longest = _compute_max_plausible_zero_run(scan, dict(zip(frame[6::3], sampling, strict=True)))
             if longest and data.find(bytes(longest), scan.start, scan.stop) >= 0:
                 raise ValueError
         if sequential and len(scans) == 1 and scan.interval:
             height, width = struct.unpack_from(">HH", frame, 1)
-            wide, high = (max(sampling) >> 4, max(each & 15 for each in sampling)) if len(sampling) > 1 else (1, 1)
-            blocks = math.ceil(width / (8 * wide)) * math.ceil(height / (8 * high))
+            # Sampling factors of a minimum coded unit, in blocks of 8x8 pixels.
+            horizontal, vertical = 1, 1
+            if len(sampling) > 1:
+                horizontal = max(sampling) >> 4
+                vertical = max(factors & 15 for factors in sampling)
+            blocks = math.ceil(width / (8 * horizontal)) * math.ceil(height / (8 * vertical))
             if len(restarts) != math.ceil(blocks / scan.interval) - 1:
                 raise ValueError
     if not scans or (process != LOSSLESS and any(map(any, lowest.values()))):
@@ -192,12 +202,12 @@ def _refuse_incomplete_jpeg_data(data: bytes, process: int, frame: bytes, scans:
 
 
 def _compute_max_plausible_zero_run(scan: JpegScan, sampling: Mapping[int, int]) -> int:
-    """Return a number of consecutive zero bytes that proves damage to a sequential scan; 0 if no number does.
+    """Return the number of consecutive zero bytes from which a sequential scan must be damaged; 0 if there is none.
 
-    Disks and failed copies leave runs of zeros, but zero bits are valid code words, too. In most files they decode to
-    blocks in which all coefficients are equal. No real picture has two minimum coded units (MCU) of such blocks in a
-    row, so that a longer run proves damage. In a file in which zero bits decode to uniformly grey blocks, a run proves
-    nothing.
+    Failing disks and copies leave runs of zeros, but zero bits are also valid code words. In most files they decode to
+    blocks in which all coefficients are equal. A real picture never has two consecutive minimum coded units (MCU) of
+    such blocks, so that a longer run proves damage. In some files zero bits decode to uniformly grey blocks; there a
+    run of zeros proves nothing.
 
     Args:
         sampling: Sampling factors of each component.
@@ -212,11 +222,11 @@ def _compute_max_plausible_zero_run(scan: JpegScan, sampling: Mapping[int, int])
         blocks = (sampling[name] >> 4) * (sampling[name] & 15) if scan.header[0] > 1 else 1
         bits += 2 * blocks * (length + size + words * (ac_length + (symbol & 15)))
         uniform = uniform and not symbol
-    return 0 if uniform else _ZEROS + bits // 8
+    return 0 if uniform else _MIN_ZERO_RUN_BYTES + bits // 8
 
 
 def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = lambda image: None) -> Image.Image:
-    """Decode a JPEG file of 8 bits per sample with Pillow, and refuse an incomplete one.
+    """Decode a JPEG file of 8 bits per sample with Pillow, and refuse an incomplete file.
 
     Args:
         prepare: Called with the opened image before its pixels are decoded; may raise a ``ValueError``, or set a
@@ -232,40 +242,41 @@ def decode_jpeg(data: bytes, prepare: Callable[[Image.Image], Any] = lambda imag
     scan = head.scans[-1]
     if head.process in (_BASELINE, _EXTENDED) and len(head.scans) == 1:
         # Without an end marker libjpeg requests the rest of a truncated picture, and Pillow raises an error.
-        before_end = max(scan.stop - _SURPLUS, scan.start)  # a small picture has a byte or two of data
+        before_end = max(scan.stop - _MAX_SURPLUS_BYTES, scan.start)  # a small picture has a byte or two of data
         # The filler has as many bytes as libjpeg reads ahead, but too few to complete a block. Zero bits are the first
-        # code word. Where it ends a block, one bits take more, because they are no code word.
+        # code word. If this code word ends a block, use one bits instead, which are no code word.
         ends_block = scan.tables[0x10 | scan.header[-4] & 15][16] == 0
-        filler = b"\xff\x00" * _READ_AHEAD if ends_block else bytes(_READ_AHEAD)
+        filler = b"\xff\x00" * _READ_AHEAD_BYTES if ends_block else bytes(_READ_AHEAD_BYTES)
         file = _FileWithReadBarrier(data[: scan.stop] + filler, before_end)
         image = _load_jpeg(file, prepare)
-        if file.tell() <= file.first:  # all pixels were decoded before the data end
-            raise ValueError(CUT_OFF)
+        if file.tell() <= file.barrier:  # all pixels were decoded before the data end
+            raise ValueError(CUT_OFF_MESSAGE)
         return image
     packed = data[: scan.stop]
     image = _load_jpeg(io.BytesIO(packed + END_OF_IMAGE), prepare)
-    if scan.header[-3] and packed.endswith(_FAILED_COPY):  # scans of the first coefficient may end so
+    if scan.header[-3] and packed.endswith(_ZEROS_OF_FAILED_COPY):  # scans of the first coefficient may end so
         packed = packed.rstrip(b"\0")
     cuts = [0, *(each.stop for each in head.scans)]
-    noisy = _NOISE.join(packed[start:stop] for start, stop in pairwise(cuts)) + _NOISE + END_OF_IMAGE
+    noisy = _NOISE_BYTES.join(packed[start:stop] for start, stop in pairwise(cuts)) + _NOISE_BYTES + END_OF_IMAGE
     if image.tobytes() != _load_jpeg(io.BytesIO(noisy), prepare).tobytes():  # a scan goes on beyond its data
-        raise ValueError(CUT_OFF)
+        raise ValueError(CUT_OFF_MESSAGE)
     return image
 
 
 class _FileWithReadBarrier(io.BytesIO):
-    """A file in memory that shows if a reader needed bytes beyond position ``first``: ``tell`` is then above ``first``.
+    """A file in memory that detects if a reader needed bytes after the position ``barrier``.
 
-    A ``read(size)`` with a positive size that begins before ``first`` stops there; only another read continues.
+    A ``read(size)`` that begins before the barrier stops there; only the next read goes beyond it. So ``tell()`` is
+    above ``barrier`` only if the reader asked for more bytes.
     """
 
-    def __init__(self, data: bytes, first: int) -> None:
+    def __init__(self, data: bytes, barrier: int) -> None:
         super().__init__(data)
-        self.first = first
+        self.barrier = barrier
 
     def read(self, size: int | None = -1, /) -> bytes:
-        before_second = self.first - self.tell()
-        return super().read(before_second if size and 0 < before_second < size else size)
+        before_barrier = self.barrier - self.tell()
+        return super().read(before_barrier if size and 0 < before_barrier < size else size)
 
 
 def _load_jpeg(file: io.BytesIO, prepare: Callable[[Image.Image], Any]) -> Image.Image:
@@ -274,15 +285,15 @@ def _load_jpeg(file: io.BytesIO, prepare: Callable[[Image.Image], Any]) -> Image
         prepare(image)
         image.load()
     except OSError:
-        raise ValueError(CUT_OFF) from None
+        raise ValueError(CUT_OFF_MESSAGE) from None
     return image
 
 
 def refuse_incomplete_lossless_jpeg(data: bytes, pixels: NDArray[Any]) -> None:
     """Refuse a lossless JPEG whose compressed data are shorter or longer than its decoded pixels require.
 
-    A lossless JPEG encodes the difference of each sample from a prediction, so that the number of bits follows from the
-    pixels (ITU-T T.81, H.1.2). A decoder that runs out of data invents pixels, which require more bits than there are.
+    A lossless JPEG encodes the difference between each sample and a prediction, so that the pixels determine the number
+    of bits (ITU-T T.81, H.1.2). A decoder that runs out of data invents pixels, which would require more bits.
 
     Args:
         pixels: The decoded picture, ``(height, width[, components])``.
@@ -295,15 +306,16 @@ def refuse_incomplete_lossless_jpeg(data: bytes, pixels: NDArray[Any]) -> None:
     if len(head.components) != planes.shape[2] or (planes.shape[2] > 1 and set(head.sampling) != {0x11}):
         raise ValueError("its lossless JPEG has components of several sizes, which is not read here")
     for scan in head.scans:
-        shift, stretch = scan.header[-1] & 15, scan.interval // planes.shape[1] or len(planes)
+        shift = scan.header[-1] & 15
+        stretch = scan.interval // planes.shape[1] or len(planes)  # rows between two restarts
         row_bits = np.zeros(len(planes), np.int64)
         for name, table in zip(scan.header[1:-3:2], scan.header[2:-3:2], strict=True):
             plane = planes[..., head.components.index(name)] >> shift
             codes = scan.tables[table >> 4]
             lengths = dict(zip(codes[16:], np.repeat(range(1, 17), list(codes[:16])).tolist(), strict=True))
-            # The 16 bits of the largest size are not stored: it has one number alone.
-            of_sizes = np.array([lengths.get(size, 99) + size % 16 for size in range(17)], np.uint8)
-            bits = of_sizes[_count_prediction_error_bits()]  # of each prediction error modulo 2^16
+            # The additional bits of size 16 are not stored, because only one prediction error has this size.
+            bits_of_sizes = np.array([lengths.get(size, 99) + size % 16 for size in range(17)], np.uint8)
+            bits = bits_of_sizes[_count_prediction_error_bits()]  # of each prediction error modulo 2^16
             middle = 1 << head.precision - shift - 1
             for first, errors in _compute_prediction_errors(plane, scan.header[-3], stretch, middle):
                 row_bits[first : first + len(errors)] += bits[errors].sum(axis=1, dtype=np.int64)
@@ -311,8 +323,8 @@ def refuse_incomplete_lossless_jpeg(data: bytes, pixels: NDArray[Any]) -> None:
         packed = data[scan.start : scan.stop]
         parts = re.split(rb"\xff+[\xd0-\xd7]", packed) if scan.interval else [packed]
         surplus = [len(part) - part.count(b"\xff\0") - size for part, size in zip(parts, expected, strict=False)]
-        if len(parts) != len(expected) or min(surplus) < 0 or max(surplus) > _SURPLUS:
-            raise ValueError(CUT_OFF)
+        if len(parts) != len(expected) or min(surplus) < 0 or max(surplus) > _MAX_SURPLUS_BYTES:
+            raise ValueError(CUT_OFF_MESSAGE)
 
 
 @cache
@@ -334,11 +346,11 @@ def _compute_prediction_errors(
     Args:
         plane: The samples of one component, ``(height, width)``.
         predictor: Number of the predictor, 1 to 7.
-        stretch: Number of rows between two restarts, at which prediction begins anew.
+        stretch: Number of rows between two restarts; the prediction starts again after each restart.
         middle: The predicted value of the first sample after a restart.
     """
     padded = np.concatenate([plane[:1], plane]).astype(np.int32)
-    rows = max(1, BAND // plane.shape[1])
+    rows = max(1, VALUES_PER_BAND // plane.shape[1])
     for first in range(0, len(plane), rows):
         values, above = padded[first + 1 : first + 1 + rows], padded[first : first + rows][: len(plane) - first]
         left, up, corner = values[:, :-1], above[:, 1:], above[:, :-1]

@@ -1,8 +1,8 @@
-"""Keep the masks of a data set in the cache of decoded pictures: each mask file is read once, and then by patch.
+"""Store the masks of a data set in the cache of decoded pictures, so that each mask file is decoded once.
 
-A cache folder of masks has the files of :mod:`polyclinic.data.images.pixel_cache`, with a mask in the place of a
-picture: its whole numbers, then :data:`_FACTS`. An entry is identified by the content of the mask files and by the grid
-of their picture, on which they lie.
+A cache folder of masks has the format of :mod:`polyclinic.data.images.pixel_cache`. Each entry holds a mask instead of
+a picture: the integers of the mask, then :data:`_FACTS`. The key of an entry depends on the content of the mask files
+and on the grid of their picture.
 """
 
 import math
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from polyclinic.data.base.masks import LazyMasks, choose_mask_type
 from polyclinic.data.images import store as picture_store
-from polyclinic.data.images.pixel_cache import SETTLED_S, PixelCache, PixelCacheWriter, make_keyed_blake3_hash
+from polyclinic.data.images.pixel_cache import MIN_FILE_AGE_S, PixelCache, PixelCacheWriter, make_keyed_blake3_hash
 from polyclinic.data.images.reading import DecodedImageFormat, explain_decoding_error
 from polyclinic.data.images.store import (
     DecodedImageStore,
@@ -32,12 +32,13 @@ from polyclinic.data.images.store import (
 )
 
 Palette = Mapping[int, tuple[int, int, int]]
+"""Index of a colour -> red, green and blue."""
 MASK_RULES = 1
-"""Version of the rules by which mask files become whole numbers."""
+"""Version of the rules that convert mask files to integers."""
 _COLORS = 256
 _FACTS = np.dtype([("any_bits", "<i8"), ("spacing", "<f8", (3,)), ("colors", "<i8"), ("palette", "u1", (_COLORS, 3))])
-"""Behind the whole numbers of a mask: the bits that it has anywhere; the side of a voxel along each axis, in mm, NaN of
-a picture; the number of colours of its palette, and the colours."""
+"""Data type of the record after the integers of a mask: the bitwise OR of all its integers; the size of a voxel along
+each axis in mm, NaN for pictures; the number of colours in its palette; the colours."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +46,9 @@ class PackedMask:
     """The masks of one image, on the grid of the data set.
 
     Attributes:
-        values: Whole numbers ``(*spatial)`` with a bit for each class.
-        spacing: Side of a voxel along each axis, in mm; None for a picture.
-        palette: Index -> colour, of a label map with a palette.
+        values: Integers ``(*spatial)`` with a bit for each class.
+        spacing: Size of a voxel along each axis in mm; None for a picture.
+        palette: Index -> colour, if the label map has a palette; else empty.
     """
 
     values: NDArray[Any]
@@ -68,7 +69,7 @@ class MaskSource:
     files: tuple[Path | None, ...]
 
     def identify(self) -> FileIdentity | None:
-        """Return an identity that changes with any of the files; None if one of them is not on this disk."""
+        """Return an identity that changes when one of the files changes; None if a file is not on a local disk."""
         every = [FileIdentity.identify_file(file) for file in (self.picture, *self.files) if file is not None]
         identities = [identity for identity in every if identity is not None]
         if len(identities) != len(every):
@@ -80,13 +81,13 @@ class MaskSource:
 
 @dataclass(frozen=True)
 class MaskReading:
-    """How the masks of a data set are read.
+    """Settings and functions for reading the masks of a data set.
 
     Attributes:
-        form: The grid of the data set.
-        mask_values: The value of each class in a label map; empty for files of one class.
+        form: Image size and resizing of the data set.
+        mask_values: The value of each class in a label map; empty if each class has its own file.
         classes: Number of classes.
-        describe_grid: Returns a text that names the grid of an image, without reading its pixels.
+        describe_grid: Returns a text that identifies the grid of an image, without reading its pixels.
         read: Returns the masks of one image.
     """
 
@@ -98,12 +99,12 @@ class MaskReading:
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """Height and width of one mask; of volumes depth, height and width."""
+        """Shape of one mask: height and width, or depth, height and width."""
         return self.form.size if isinstance(self.form.size, tuple) else self.form.shape[:2]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the whole numbers."""
+        """Integer type of the masks."""
         return np.dtype(choose_mask_type(self.classes))
 
     @property
@@ -119,9 +120,9 @@ class StoredMasks:
     Attributes:
         stored: The masks, in memory or on the disk.
         places: ``(n,)``, the index of each image's mask in ``stored``.
-        spacings: ``(n, 3)``, side of a voxel in mm along each axis; NaN of pictures and of images without a mask.
-        palettes: ``n`` palettes, empty where a mask has none.
-        reasons: Image -> why its masks cannot be used.
+        spacings: ``(n, 3)``, size of a voxel in mm along each axis; NaN for pictures and for images without a mask.
+        palettes: A palette for each image, empty for a mask without one.
+        reasons: Index of an image -> reason why its masks cannot be used.
     """
 
     stored: NDArray[Any] | LazyMasks
@@ -135,12 +136,12 @@ def read_masks(sources: Sequence[MaskSource | None], reading: MaskReading, store
     """Read the masks of a list of images into the cache, or into memory if they are small or there is no cache.
 
     Args:
-        sources: The files of each image; None for an image without any.
+        sources: The mask files of each image; None for an image without masks.
 
     Raises:
-        BadInput: If the cache has no room.
+        BadInput: If the disk of the cache is full.
     """
-    is_large = len(sources) * reading.mask_bytes >= picture_store.SMALL_BYTES
+    is_large = len(sources) * reading.mask_bytes >= picture_store.CACHE_THRESHOLD_BYTES
     if store.folder is not None and sources and is_large:
         with warn_about_cache_errors(store):
             return _MaskListReader(sources, reading, store).read_into_cache(store.folder)
@@ -232,11 +233,11 @@ class _MaskListReader:
             return
         self.places[row] = out.places[key] if content is None else out.add_picture_to_cache(key, content)
         before = self.identities[row]
-        if source is not None and before and before == source.identify() and began - before.changed > SETTLED_S:
+        if source is not None and before and before == source.identify() and began - before.changed > MIN_FILE_AGE_S:
             out.record_file_content_key(cache.hash_file_identity(before.about), key)
 
     def _make_row(self, mask: PackedMask | None) -> NDArray[np.uint8]:
-        """Return the bytes of an entry: the whole numbers of a mask, and its facts."""
+        """Return the bytes of a cache entry: the integers of a mask, then a record of type :data:`_FACTS`."""
         count = self.reading.mask_bytes
         row = np.zeros(count + _FACTS.itemsize, np.uint8)
         if mask is not None:
@@ -245,7 +246,7 @@ class _MaskListReader:
         return row
 
     def _hash_source(self, source: MaskSource, cache: PixelCache) -> bytes:
-        """Return the content key of an image's masks: a hash of the files and of the image's grid."""
+        """Return the cache key of an image's masks: a hash of the mask files and of the image's grid."""
         hasher = make_keyed_blake3_hash(cache.secret).update(self.reading.describe_grid(source).encode())
         for file in source.files:
             hasher.update(b"-" if file is None else b"+" + cache.hash_image_file(file))

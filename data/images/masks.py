@@ -1,7 +1,7 @@
-"""Read masks: label maps, and files of one class; bring them to the grid of the data set's pictures or volumes.
+"""Read mask files, label maps or one file per class, and resample them to the image size of the data set.
 
-The mask of a picture is a PNG file of the picture's size. JPEG changes values, and no colour means a class. Masks of
-volumes: :mod:`polyclinic.data.images.volume_masks`.
+The mask of a picture is a PNG file of the picture's size. JPEG is refused because it changes values, and colours are
+refused because they have no class. :mod:`polyclinic.data.images.volume_masks` reads masks of volumes.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from PIL import Image
 
 from polyclinic.data.base.masks import pack_class_areas, pack_label_map
 from polyclinic.data.images.reading import (
-    PIXEL_ASPECT,
+    PIXEL_ASPECT_KEY,
     DecodedImageFormat,
     decode_picture,
     explain_unsupported_file_type,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _PNG, _JPEG = b"\x89PNG", b"\xff\xd8"
 _ORIENTATION = 0x0112
-"""EXIF tag by which a picture is shown turned or mirrored."""
+"""EXIF tag that tells viewers to rotate or mirror a picture."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class PictureGrid:
 
 
 Grid: TypeAlias = "PictureGrid | Volume"
-"""The pixels of a picture, or the voxels of a volume and their place in the patient, before they are resized."""
+"""The grid of an image before resizing: size of a picture, or voxels of a volume and their position in the patient."""
 
 
 def read_picture_grid(file: Path, form: DecodedImageFormat) -> PictureGrid:
     """Return the size of a picture file.
 
     Raises:
-        ValueError: If the picture is shown turned or mirrored, for nobody knows whether its mask is.
+        ValueError: If the picture has an EXIF orientation, because it is unknown if its mask is rotated too.
     """
     if read_first_bytes(file).startswith((_PNG, _JPEG)):
         with open_png_or_jpeg(file) as image:
@@ -62,14 +62,14 @@ def read_picture_grid(file: Path, form: DecodedImageFormat) -> PictureGrid:
                 raise ValueError(f"{problem}: save the picture upright")
             return PictureGrid(image.height, image.width)
     shown = decode_picture(file, form.rendering)
-    return PictureGrid(shown.height, shown.width, shown.info.get(PIXEL_ASPECT, 1.0))
+    return PictureGrid(shown.height, shown.width, shown.info.get(PIXEL_ASPECT_KEY, 1.0))
 
 
 def read_grid(file: Path, form: DecodedImageFormat) -> Grid:
-    """Return the grid of a picture or volume, on which its masks must lie.
+    """Return the grid of a picture or volume; its masks must have the same grid.
 
     Raises:
-        ValueError: If it cannot be read.
+        ValueError: If the file cannot be read.
     """
     if not form.is_volume:
         return read_picture_grid(file, form)
@@ -79,7 +79,7 @@ def read_grid(file: Path, form: DecodedImageFormat) -> Grid:
 
 
 def measure_fitted_spacing(grid: Grid, form: DecodedImageFormat) -> tuple[float, ...] | None:
-    """Return the side of a voxel of the data set's grid along each axis, in mm; None for pictures."""
+    """Return the size of a voxel along each axis in mm, after the volume is resampled; None for pictures."""
     if isinstance(grid, PictureGrid):
         return None
     from polyclinic.data.images import volume_masks  # takes a second
@@ -90,15 +90,15 @@ def measure_fitted_spacing(grid: Grid, form: DecodedImageFormat) -> tuple[float,
 def read_packed_mask(
     files: Sequence[Path | None], mask_values: Sequence[int], grid: Grid, form: DecodedImageFormat
 ) -> NDArray[Any]:
-    """Read the masks of one image into whole numbers ``(*spatial)`` with a bit for each class.
+    """Read the masks of one image into integers ``(*spatial)`` with a bit for each class.
 
     Args:
         files: The label map; or the file of each class, None for a class that is not annotated.
-        mask_values: The value of each class in a label map; empty for files of one class.
+        mask_values: The value of each class in a label map; empty if each class has its own file.
         grid: Grid of the picture or volume.
 
     Raises:
-        ValueError: If a mask cannot be read, lies on another grid than its image, or has values without a meaning.
+        ValueError: If a mask cannot be read, has another grid than its image, or has a value without a class.
     """
     if mask_values:
         (file,) = files
@@ -117,7 +117,7 @@ def read_packed_mask(
 
 
 def list_mask_sides(form: DecodedImageFormat) -> tuple[int, ...]:
-    """Return the shape of a mask of the data set: height and width, or depth, height and width."""
+    """Return the shape of a resampled mask: height and width, or depth, height and width."""
     return form.size if isinstance(form.size, tuple) else form.shape[:2]
 
 
@@ -130,7 +130,7 @@ def _fit(values: NDArray[Any], grid: Grid, form: DecodedImageFormat) -> NDArray[
 
 
 def read_mask_values(file: Path, grid: Grid, form: DecodedImageFormat) -> NDArray[Any]:
-    """Return the numbers of a mask file, ``(*spatial)``."""
+    """Return the numbers of a mask file before resampling, ``(*spatial)``."""
     if isinstance(grid, PictureGrid):
         return _read_picture_mask(file, grid)
     from polyclinic.data.images.volume_masks import read_volume_mask  # takes a second
@@ -139,10 +139,12 @@ def read_mask_values(file: Path, grid: Grid, form: DecodedImageFormat) -> NDArra
 
 
 def refuse_other_grid(file: Path, grid: Grid, form: DecodedImageFormat) -> None:
-    """Refuse a mask of a volume that lies on another grid, by its header alone; a picture's is read to be compared.
+    """Refuse a mask file whose grid differs from the grid of its image.
+
+    Of a volume's mask only the header is read; a picture's mask is decoded.
 
     Raises:
-        ValueError: If it cannot be read, or lies on another grid than its image.
+        ValueError: If the file cannot be read, or has another grid than its image.
     """
     if isinstance(grid, PictureGrid):
         _read_picture_mask(file, grid)
@@ -154,7 +156,11 @@ def refuse_other_grid(file: Path, grid: Grid, form: DecodedImageFormat) -> None:
 
 
 def _read_picture_mask(file: Path, grid: PictureGrid) -> NDArray[Any]:
-    """Return the numbers of a mask file, ``(height, width)``; of a palette the indices, not the colours."""
+    """Return the numbers of a mask file, ``(height, width)``; for a file with a palette, the indices of the colours.
+
+    Raises:
+        ValueError: If the file is not a grey or palette PNG file of the picture's size.
+    """
     head = read_first_bytes(file)
     if head.startswith(_JPEG):
         raise ValueError(f"{file.name} is a JPEG file, which changes values: save the mask as PNG")
@@ -173,11 +179,12 @@ def _read_picture_mask(file: Path, grid: PictureGrid) -> NDArray[Any]:
 
 
 def read_mask_palette(file: Path) -> dict[int, tuple[int, int, int]]:
-    """Return index -> colour of a mask with a palette; empty for a mask without one."""
+    """Return the palette of a mask file, index -> colour; empty if the file has none."""
     with open_png_or_jpeg(file) as image:
         numbers = image.getpalette("RGB") if image.mode == "P" else None
-    every = iter(numbers or ())
-    return dict(enumerate(zip(every, every, every, strict=False)))
+    channels = iter(numbers or ())
+    # Three steps of one iterator are red, green and blue of a colour.
+    return dict(enumerate(zip(channels, channels, channels, strict=False)))
 
 
 def _take_one_channel(image: Image.Image, name: str) -> NDArray[Any]:
@@ -191,7 +198,7 @@ def _take_one_channel(image: Image.Image, name: str) -> NDArray[Any]:
 
 
 def fit_mask_to_format(values: NDArray[Any], grid: PictureGrid, form: DecodedImageFormat) -> NDArray[Any]:
-    """Bring a mask to the size of the data set as its picture, by the nearest pixel; padding is 0, background."""
+    """Resize a mask in the same way as its picture, by the nearest pixel; padding is 0, the background."""
     filled = find_filled_part(grid.width, grid.height * grid.aspect, form)
     height, width = (part.stop - part.start for part in filled)
     canvas = np.zeros(form.shape[:2], values.dtype)
@@ -200,7 +207,7 @@ def fit_mask_to_format(values: NDArray[Any], grid: PictureGrid, form: DecodedIma
 
 
 def restore_mask_to_grid(values: NDArray[Any], grid: PictureGrid, form: DecodedImageFormat) -> NDArray[Any]:
-    """Bring a mask of the data set's size back to that of its picture, by the nearest pixel."""
+    """Resize a mask from the image size of the data set back to the size of its picture, by the nearest pixel."""
     shown = values[find_filled_part(grid.width, grid.height * grid.aspect, form)]
     height, width = shown.shape
     restored: NDArray[Any] = shown[np.ix_(_find_nearest(height, grid.height), _find_nearest(width, grid.width))]
@@ -208,5 +215,5 @@ def restore_mask_to_grid(values: NDArray[Any], grid: PictureGrid, form: DecodedI
 
 
 def _find_nearest(old: int, new: int) -> NDArray[np.intp]:
-    """Return the old pixel whose middle is nearest to that of each new pixel."""
+    """Return, for each new pixel along an axis, the index of the nearest old pixel; ``old`` and ``new`` are counts."""
     return np.minimum(((np.arange(new) + 0.5) * old / new).astype(np.intp), old - 1)

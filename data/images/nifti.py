@@ -1,4 +1,4 @@
-"""Read NIfTI files: one slice as a picture of 8 bits in radiological orientation, or all voxels.
+"""Read NIfTI files: one slice as an 8-bit picture in radiological orientation, or all voxels.
 
 nibabel parses the header (NIfTI-1 or NIfTI-2, either byte order, qform or sform). For a slice, voxels are read plane by
 plane from the start of the file, up to the last plane that the slice needs.
@@ -35,9 +35,9 @@ _BYTES_PER_PIXEL = np.dtype(np.float64).itemsize
 _PIECE = 1 << 16
 _UNIT_OF_SPACE = 0b111
 _OTHER_UNITS = {1: "metres", 3: "micrometres"}
-"""Codes of NIfTI for units of length beside 2, millimetres, and 0, which is taken for millimetres."""
+"""NIfTI code -> unit of length. Code 2 is millimetres; code 0, unknown, is read as millimetres."""
 _LARGEST = 1e30
-"""Larger voxels are errors, and differences between them would overflow."""
+"""Voxels with larger absolute values are clipped, because differences between them could overflow."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class NiftiHeader:
 
     Attributes:
         shape: Number of voxels along the file's three axes; the first axis varies fastest.
-        kind: Data type of a voxel, in the file's byte order.
+        kind: Data type of a voxel, with the file's byte order.
         start: Position of the first voxel in the decompressed file.
         slope: Factor of the stored values; ``intercept`` is added afterwards.
         orientation: ``(3, 2)``: for each axis of the file the world axis, and its direction, 1 or -1.
         voxel_sizes: ``(3,)``, the distance between two voxels along each axis of the file.
-        affine: ``(4, 4)``, from an index of the file to mm in the patient (RAS+).
-        states_orientation: False if the file does not say how its axes lie in the patient; ``affine`` is then the one
-            that nibabel assumes.
+        affine: ``(4, 4)``, maps an index of the file to a position in mm in the patient (RAS+).
+        states_orientation: False if the file does not state the orientation of its axes; ``affine`` is then nibabel's
+            default.
     """
 
     shape: tuple[int, int, int]
@@ -68,7 +68,7 @@ class NiftiHeader:
 
     @property
     def end(self) -> int:
-        """Position behind the last voxel in the decompressed file."""
+        """Position after the last voxel in the decompressed file."""
         return self.start + self.plane_byte_size * self.shape[2]
 
     @property
@@ -77,7 +77,7 @@ class NiftiHeader:
         return self.shape[0] * self.shape[1] * self.kind.itemsize
 
     def find_nifti_file_axis(self, world: int) -> tuple[int, bool]:
-        """Return the file's axis that runs along a world axis, and True if it runs in the opposite direction.
+        """Return the file's axis that is parallel to a world axis, and True if it has the opposite direction.
 
         Args:
             world: 0 for the axis to the patient's right, 1 to the front, 2 to the head.
@@ -87,11 +87,11 @@ class NiftiHeader:
 
 
 def render_nifti_slice(file: Path, rendering: PictureRenderingOptions) -> RenderedPicture:
-    """Decode one slice of a NIfTI volume to a grey picture of 8 bits.
+    """Decode one slice of a NIfTI volume to an 8-bit grey picture.
 
-    An axial slice shows the front at the top and the patient's right on the left, a coronal slice the head at the top
-    and the patient's right on the left, a sagittal slice the head at the top and the front on the left. Axial slices
-    are counted from the feet, coronal ones from the back, sagittal ones from the left.
+    An axial slice has the patient's front at the top and the right side on the left. A coronal slice has the head at
+    the top and the right side on the left. A sagittal slice has the head at the top and the front on the left. Axial
+    slices are numbered from the feet, coronal slices from the back, sagittal slices from the left.
 
     A gzip file is decompressed to its end, because its checksum is there.
 
@@ -137,10 +137,10 @@ def open_nifti_file(file: Path) -> Iterator[IO[bytes]]:
 
 
 def read_nifti_voxels(content: IO[bytes], header: NiftiHeader, limit: int) -> NDArray[np.float32]:
-    """Return all voxels of an open file after its rescaling, in the order of its axes; the first axis varies fastest.
+    """Return all voxels of an open file, rescaled, in the order of the file's axes; the first axis varies fastest.
 
     Args:
-        limit: Bytes that the decompressed file may have.
+        limit: Maximum size of the decompressed file in bytes.
 
     Raises:
         ValueError: If the file is damaged.
@@ -158,13 +158,17 @@ def read_nifti_voxels(content: IO[bytes], header: NiftiHeader, limit: int) -> ND
 
 
 def _read_gzip_checksum(content: IO[bytes], limit: int) -> None:
-    """Decompress a gzip file to its end, where its checksum is; do nothing for a file that is not packed."""
+    """Decompress a gzip file to its end, which checks its checksum; do nothing for a file that is not compressed."""
     while isinstance(content, gzip.GzipFile) and _read_nifti_bytes(content, _PIECE):
         refuse_oversized_file(content.tell(), limit)
 
 
 def read_nifti_header(content: IO[bytes]) -> NiftiHeader:
-    """Read the header from the start of an open file; refuse a damaged header or an unsupported kind of volume."""
+    """Read the header from the start of an open file.
+
+    Raises:
+        ValueError: If the header is damaged, or the kind of volume is not supported.
+    """
     head = _read_exact_byte_count(content, Nifti1Header.template_dtype.itemsize)
     kind: Any = Nifti1Header
     if head[344:347] not in (b"n+1", b"ni1"):
@@ -215,9 +219,9 @@ def read_nifti_header(content: IO[bytes]) -> NiftiHeader:
 
 
 def _has_unlike_directions(header: Any) -> bool:
-    """Return True if qform and sform both say how the axes lie, and an axis runs along another one or backwards.
+    """Return True if qform and sform state different orientations of the axes.
 
-    nibabel then takes the sform, and other programs the qform: right and left may be exchanged.
+    nibabel then uses the sform, and other programs the qform, so that right and left may be exchanged.
     """
     if not (int(header["sform_code"]) > 0 and int(header["qform_code"]) > 0):
         return False
@@ -225,12 +229,12 @@ def _has_unlike_directions(header: Any) -> bool:
 
 
 def _read_nifti_slice(content: IO[bytes], volume: NiftiHeader, world: int, at: int) -> NDArray[np.float64]:
-    """Return a slice at right angles to the axis ``world``, transposed and flipped for display, as ``(height, width)``.
+    """Return a slice perpendicular to a world axis, transposed and flipped for display, ``(height, width)``.
 
     Args:
         content: The decompressed file.
         world: 0 for the axis to the patient's right, 1 to the front, 2 to the head.
-        at: Index of the slice along the file's axis that runs along ``world``.
+        at: Index of the slice along the file's axis that is parallel to ``world``.
     """
 
     def read_next_plane() -> NDArray[Any]:
@@ -254,7 +258,7 @@ def _read_nifti_slice(content: IO[bytes], volume: NiftiHeader, world: int, at: i
 
 
 def _read_nifti_bytes(content: IO[bytes], size: int) -> bytes:
-    """Read up to ``size`` bytes; ``ValueError`` if the file is damaged."""
+    """Read up to ``size`` bytes; raise a ``ValueError`` if the file is damaged."""
     try:
         return content.read(size)
     except (OSError, EOFError, zlib.error):
@@ -262,7 +266,7 @@ def _read_nifti_bytes(content: IO[bytes], size: int) -> bytes:
 
 
 def _read_exact_byte_count(content: IO[bytes], size: int) -> bytes:
-    """Read exactly ``size`` bytes; ``ValueError`` if the file ends earlier, or is damaged."""
+    """Read exactly ``size`` bytes; raise a ``ValueError`` if the file ends earlier or is damaged."""
     data = _read_nifti_bytes(content, size)
     if len(data) < size:
         raise ValueError("damaged or cut off")

@@ -1,20 +1,24 @@
-"""Show people outlined and predicted areas: their borders in colour on the picture, or on one slice of a volume."""
+"""Draw the borders of annotated and predicted areas in colour on a picture, or on one slice of a volume."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-OUTLINED, PREDICTED, BOTH = (0, 200, 255), (255, 140, 0), (255, 255, 255)
-"""Colours of the borders: of a person's outline, of the prediction, and where the two are one."""
-WORDS_OF_COLOURS = "Blue is outlined by a person, orange is predicted, white is both"
-SMALLEST_SIDE = 160
-"""Side in pixels up to which small pictures are enlarged, so that a border hides little."""
+OUTLINED_COLOR = (0, 200, 255)
+"""Colour of the border that a person has drawn; red, green and blue, 0 to 255."""
+PREDICTED_COLOR = (255, 140, 0)
+"""Colour of the predicted border."""
+BOTH_COLOR = (255, 255, 255)
+"""Colour of pixels that are on both borders."""
+COLOR_LEGEND = "Blue is outlined by a person, orange is predicted, white is both"
+MIN_SIDE = 160
+"""Smaller pictures are enlarged to at least this many pixels on the longer side, so that borders hide little."""
 
 
 def find_border(area: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the pixels of an area ``(*spatial)`` with a neighbour along an axis outside of it, or of the image."""
-    from scipy import ndimage  # here: a program that draws and measures nothing does not pay for its import
+    """Return a mask of the pixels of an area ``(*spatial)`` that have a neighbour outside the area or the image."""
+    from scipy import ndimage  # imported here, because it takes long and most programs draw nothing
 
     border: NDArray[np.bool_] = area & ~ndimage.binary_erosion(area)
     return border
@@ -25,26 +29,31 @@ def draw_outlines(
 ) -> NDArray[np.uint8]:
     """Return a picture ``(height, width, 3)`` with the borders of both areas, enlarged if it is small.
 
-    Of a volume it shows the axial slice with most outlined voxels; where nothing is outlined, most predicted ones.
+    For a volume it shows the axial slice with the most outlined voxels; if no voxel is outlined, the slice with the
+    most predicted voxels.
 
     Args:
         image: ``(height, width[, 3])``, or a volume ``(depth, height, width, 1)``.
-        outlined, predicted: The areas, ``(*spatial)``.
+        outlined: Mask of the area that a person has outlined, ``(*spatial)``.
+        predicted: Mask of the predicted area, ``(*spatial)``.
     """
     if outlined.ndim == 3:
-        shown = outlined if outlined.any() else predicted
-        place = int(shown.sum(axis=(1, 2)).argmax())
-        image, outlined, predicted = image[place, ..., 0], outlined[place], predicted[place]
-    factor = max(1, -(-SMALLEST_SIDE // max(outlined.shape)))
-    image, outlined, predicted = (_enlarge(each, factor) for each in (image, outlined, predicted))
-    colours = np.repeat(image[..., None], 3, axis=2) if image.ndim == 2 else image.copy()
-    borders = find_border(outlined), find_border(predicted)
-    colours[borders[0]] = OUTLINED
-    colours[borders[1]] = PREDICTED
-    colours[borders[0] & borders[1]] = BOTH
-    return colours
+        area = outlined if outlined.any() else predicted
+        index = int(area.sum(axis=(1, 2)).argmax())
+        image = image[index, ..., 0]
+        outlined = outlined[index]
+        predicted = predicted[index]
+    factor = max(1, -(-MIN_SIDE // max(outlined.shape)))
+    image, outlined, predicted = (_enlarge(array, factor) for array in (image, outlined, predicted))
+    picture = np.repeat(image[..., None], 3, axis=2) if image.ndim == 2 else image.copy()
+    outlined_border = find_border(outlined)
+    predicted_border = find_border(predicted)
+    picture[outlined_border] = OUTLINED_COLOR
+    picture[predicted_border] = PREDICTED_COLOR
+    picture[outlined_border & predicted_border] = BOTH_COLOR
+    return picture
 
 
 def _enlarge(values: NDArray[Any], factor: int) -> NDArray[Any]:
-    """Return every pixel ``factor`` times along both axes."""
+    """Repeat each pixel ``factor`` times along both axes."""
     return values.repeat(factor, axis=0).repeat(factor, axis=1)

@@ -1,4 +1,4 @@
-"""Size and device of a picture by its file's header, without decoding it. Only counts use them."""
+"""Read the size and the device of a picture from its file's header; only counts (``flwr-server count``) use them."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyclinic.common.system.plain_text import make_printable_line
-from polyclinic.data.base.decoded_size import LARGEST_MB
+from polyclinic.data.base.decoded_size import DEFAULT_LARGEST_MB
 from polyclinic.data.images.headers import (
     convert_dicom_keywords_to_tags,
     read_dicom_elements,
@@ -15,18 +15,18 @@ from polyclinic.data.images.headers import (
 from polyclinic.data.images.reading import is_dicom_file, open_png_or_jpeg, read_first_bytes
 from polyclinic.data.images.store import MEMORY_STORE
 
-LONGEST_DEVICE = 64
-"""Most characters of a device's name."""
+MAX_DEVICE_CHARACTERS = 64
+"""Maximum length of the name of a device; longer names are cut."""
 _TAGS = convert_dicom_keywords_to_tags("Manufacturer", "ManufacturerModelName", "Rows", "Columns")
 
 
 @dataclass(frozen=True)
 class PictureHeader:
-    """What a file's header says of its picture.
+    """Size and device of a picture from its file's header.
 
     Attributes:
-        shorter_side: Pixels of the shorter side; 0 if not known.
-        device: Manufacturer and model by a DICOM header; empty if it states none.
+        shorter_side: Length of the shorter side in pixels; 0 if unknown.
+        device: Manufacturer and model from a DICOM header; empty if unknown.
     """
 
     shorter_side: int = 0
@@ -37,7 +37,7 @@ UNKNOWN_HEADER = PictureHeader()
 
 
 def read_picture_headers(files: Sequence[Path | None]) -> list[PictureHeader]:
-    """Read the headers of several files in parallel, in the order of the files; None is a picture without a file."""
+    """Read the headers of several files in parallel, in the order of the files; None stands for an unknown file."""
     with ThreadPoolExecutor(MEMORY_STORE.workers) as pool:
         return list(pool.map(read_picture_header, files))
 
@@ -45,7 +45,7 @@ def read_picture_headers(files: Sequence[Path | None]) -> list[PictureHeader]:
 def read_picture_header(file: Path | None) -> PictureHeader:
     """Read the header of a PNG, JPEG or DICOM file, or of the first file of a folder with a DICOM series.
 
-    Of other files and damaged ones nothing is known.
+    Other files and damaged files give :data:`UNKNOWN_HEADER`.
     """
     if file is None:
         return UNKNOWN_HEADER
@@ -64,7 +64,7 @@ def read_picture_header(file: Path | None) -> PictureHeader:
 def _read_dicom_picture_header(file: Path) -> PictureHeader:
     with file.open("rb") as opened:
         head = read_dicom_elements(opened, _TAGS)
-    refuse_large_dicom_elements(head, _TAGS, LARGEST_MB)
+    refuse_large_dicom_elements(head, _TAGS, DEFAULT_LARGEST_MB)
     maker, model = (str(head.get(name) or "").strip() for name in ("Manufacturer", "ManufacturerModelName"))
     device = model if model.casefold().startswith(maker.casefold()) else f"{maker} {model}".strip()
-    return PictureHeader(min(int(head.Rows), int(head.Columns)), make_printable_line(device)[:LONGEST_DEVICE])
+    return PictureHeader(min(int(head.Rows), int(head.Columns)), make_printable_line(device)[:MAX_DEVICE_CHARACTERS])

@@ -46,34 +46,45 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.files import open_own_descriptor, open_own_file
 from polyclinic.data.base.image_set import LazyPictures, compute_picture_digest
 
-PIXELS, ROWS, BLANK, COLORED, FILES, LOCK, IN_USE = _FILES = (
-    *("pixels", "rows", "blank", "colored", "files", "lock", "in_use"),
-)
-FORM = "form.json"
-_KEY, _DIGEST, _IDENTITY = 32, 8, 16
-"""Length in bytes of a content key, a picture's digest, and the hash of a file's identity."""
-_NONCE, _TAG = 12, 16
-FLUSH_S = 2.0
+PIXELS_FILE = "pixels"
+ROWS_FILE = "rows"
+BLANK_FILE = "blank"
+COLORED_FILE = "colored"
+FILES_FILE = "files"
+LOCK_FILE = "lock"
+IN_USE_FILE = "in_use"
+FORM_FILE = "form.json"
+_CACHE_FILES = (PIXELS_FILE, ROWS_FILE, BLANK_FILE, COLORED_FILE, FILES_FILE, LOCK_FILE, IN_USE_FILE, FORM_FILE)
+"""All files of a cache folder, except its mark."""
+_KEY_BYTES = 32
+"""Length of a content key."""
+_DIGEST_BYTES = 8
+"""Length of a picture's digest."""
+_IDENTITY_BYTES = 16
+"""Length of the hash of a file's path, size and times."""
+_NONCE_BYTES = 12
+_TAG_BYTES = 16
+FLUSH_INTERVAL_S = 2.0
 """Seconds between two flushes of new rows to the disk."""
-MARK = "CACHEDIR.TAG"
-"""Name of the file that marks a folder as a cache, also for back-up programs (bford.info/cachedir)."""
-MARK_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# Images, kept by Polyclinic. May be removed.\n"
-LAYOUT = 4
-"""Version of the file layout, a part of the hash that names a cache's folder."""
-SETTLED_S = 2.0
-"""A file that changed less than so many seconds before it was read may change again with the same time stamp."""
+CACHE_MARK_FILE = "CACHEDIR.TAG"
+"""Name of the file that marks a folder as a cache; back-up programs know it too (bford.info/cachedir)."""
+CACHE_MARK_TEXT = "Signature: 8a477f597d28d172789f06886806bc55\n# Images, kept by Polyclinic. May be removed.\n"
+LAYOUT_VERSION = 4
+"""Version of the file layout; the hash that names a cache's folder depends on it."""
+MIN_FILE_AGE_S = 2.0
+"""Seconds. A file that changed more recently before it was read may change again without a new time stamp."""
 
 
 class CacheFolderLock:
-    """Creates a cache folder if necessary, and keeps other programs from removing it until closed."""
+    """Creates a cache folder if necessary, and prevents other programs from removing it until it is closed."""
 
     def __init__(self, folder: Path) -> None:
         self._descriptor = -1
         while True:
             if not make_marked_cache_folder(folder):
-                raise FileExistsError(errno.EEXIST, f"it has no {MARK} of ours", str(folder))
+                raise FileExistsError(errno.EEXIST, f"it has no {CACHE_MARK_FILE} of ours", str(folder))
             with suppress(FileNotFoundError):
-                self._descriptor = open_own_descriptor(folder / IN_USE, os.O_WRONLY | os.O_CREAT, 0o600)
+                self._descriptor = open_own_descriptor(folder / IN_USE_FILE, os.O_WRONLY | os.O_CREAT, 0o600)
                 fcntl.flock(self._descriptor, fcntl.LOCK_SH)
                 os.utime(self._descriptor)
                 if os.fstat(self._descriptor).st_nlink:
@@ -91,14 +102,14 @@ class CacheFolderLock:
 
 
 class _CachedPictures(LazyPictures):
-    """Base class of pictures in a cache file; their digests are in the file ``rows`` beside it."""
+    """Base class of pictures in a cache file; the digests of the pictures are in the file ``rows`` of its folder."""
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], in_use: CacheFolderLock | None = None) -> None:
         self.path, self.shape, self._in_use = path, (count, *shape), in_use
-        self._records = _read_fixed_size_records(path.parent / ROWS, _KEY + _DIGEST)
+        self._records = _read_fixed_size_records(path.parent / ROWS_FILE, _KEY_BYTES + _DIGEST_BYTES)
 
     def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
-        digests = b"".join(self._records[row][_KEY:] for row in rows.tolist())
+        digests = b"".join(self._records[row][_KEY_BYTES:] for row in rows.tolist())
         return np.frombuffer(digests, ">u8").astype(np.uint64)
 
 
@@ -123,7 +134,7 @@ class MemoryMappedPictures(_CachedPictures):
         return picture
 
     def verify_all_picture_digests(self) -> None:
-        """Verify the digests of all pictures, for a caller that accesses the array directly.
+        """Verify the digests of all pictures, which a caller must do before it accesses ``array`` directly.
 
         Raises:
             BadInput: If a picture was changed on the disk.
@@ -133,24 +144,25 @@ class MemoryMappedPictures(_CachedPictures):
 
     def _verify_picture_digests(self, rows: NDArray[np.intp]) -> None:
         for row in rows[~self._checked[rows]].tolist():
-            if compute_picture_digest(self.array[row]).to_bytes(_DIGEST) != self._records[row][_KEY:]:
+            if compute_picture_digest(self.array[row]).to_bytes(_DIGEST_BYTES) != self._records[row][_KEY_BYTES:]:
                 raise _make_damaged_cache_error(self.path.parent)
             self._checked[row] = True
 
     def describe_for_other_process(self) -> dict[str, Any]:
-        """Return JSON from which :meth:`open_from_description` opens the pictures in another local process."""
+        """Return JSON with which :meth:`open_from_description` opens the pictures in another process."""
         return {"path": str(self.path), "file": self.path.stat().st_ino, "shape": list(self.shape)}
 
     @classmethod
-    def open_from_description(cls, described: Mapping[str, Any]) -> "MemoryMappedPictures":
+    def open_from_description(cls, description: Mapping[str, Any]) -> "MemoryMappedPictures":
         """Open the pictures that another process described by :meth:`describe_for_other_process`.
 
         Raises:
             BadInput: If the file has been replaced since.
         """
-        path, (count, *shape) = Path(described["path"]), described["shape"]
+        path = Path(description["path"])
+        count, *shape = description["shape"]
         in_use = CacheFolderLock(path.parent)
-        if not path.exists() or path.stat().st_ino != described["file"]:
+        if not path.exists() or path.stat().st_ino != description["file"]:
             problem = "holds other decoded images than at the start of the run."
             raise BadInput([Fault(str(path.parent), problem, "Start the run again.")])
         return cls(path, count, tuple(shape), in_use)
@@ -161,15 +173,16 @@ class EncryptedPictures(_CachedPictures):
 
     def __init__(self, path: Path, count: int, shape: tuple[int, ...], secret: bytes, in_use: CacheFolderLock) -> None:
         super().__init__(path, count, shape, in_use)
-        self._sealed = _memory_map_pixel_rows(path, count, int(np.prod(shape)) + _NONCE + _TAG)
+        self._encrypted = _memory_map_pixel_rows(path, count, int(np.prod(shape)) + _NONCE_BYTES + _TAG_BYTES)
         self._cipher = AESGCM(secret)
 
     def read_pictures(self, rows: NDArray[np.intp], seed: int = 0) -> NDArray[np.uint8]:
         pictures = np.empty((len(rows), *self.shape[1:]), np.uint8)
         for picture, row in zip(pictures, rows.tolist(), strict=True):
-            sealed, name = self._sealed[row], _make_aes_gcm_associated_data(self.path, row, self._records[row][:_KEY])
+            encrypted = self._encrypted[row]
+            bound_data = _make_aes_gcm_associated_data(self.path, row, self._records[row][:_KEY_BYTES])
             try:
-                content = self._cipher.decrypt(sealed[:_NONCE].data, sealed[_NONCE:].data, name)
+                content = self._cipher.decrypt(encrypted[:_NONCE_BYTES].data, encrypted[_NONCE_BYTES:].data, bound_data)
             except InvalidTag:
                 raise _make_damaged_cache_error(self.path.parent) from None
             picture[...] = np.frombuffer(content, np.uint8).reshape(picture.shape)
@@ -177,12 +190,13 @@ class EncryptedPictures(_CachedPictures):
 
 
 class PixelCache:
-    """A folder with decoded pictures of one size, colour and rendering; not removed while this object exists.
+    """A folder with decoded pictures of one size, colour and rendering; it is not removed while this object exists.
 
     Attributes:
         row_bytes: Bytes per picture in the file ``pixels``.
 
     Args:
+        folder: The folder, which is created if it does not exist.
         shape: Shape of each picture, ``(height, width[, 3])``.
         secret: AES-256 key (32 bytes) that encrypts the pictures; None stores them unencrypted.
 
@@ -192,7 +206,7 @@ class PixelCache:
 
     def __init__(self, folder: Path, shape: tuple[int, ...], secret: bytes | None = None) -> None:
         self.folder, self.shape, self.secret = folder, shape, secret
-        self.row_bytes = int(np.prod(shape)) + (0 if secret is None else _NONCE + _TAG)
+        self.row_bytes = int(np.prod(shape)) + (0 if secret is None else _NONCE_BYTES + _TAG_BYTES)
         self._in_use = CacheFolderLock(folder)
 
     def close(self) -> None:
@@ -201,33 +215,34 @@ class PixelCache:
 
     def list_source_file_hashes(self) -> list[bytes]:
         """Return the content key (hash of the source file) of each cached picture, in row order."""
-        records = _read_fixed_size_records(self.folder / ROWS, _KEY + _DIGEST)
-        path = self.folder / PIXELS
+        records = _read_fixed_size_records(self.folder / ROWS_FILE, _KEY_BYTES + _DIGEST_BYTES)
+        path = self.folder / PIXELS_FILE
         whole = path.stat().st_size // self.row_bytes if path.exists() else 0
-        return [record[:_KEY] for record in records[:whole]]
+        return [record[:_KEY_BYTES] for record in records[:whole]]
 
     def load_rows_by_content_key(self) -> dict[bytes, int]:
         """Return the row of each cached picture by its content key (hash of the source file)."""
         return {key: row for row, key in enumerate(self.list_source_file_hashes())}
 
     def load_blank_picture_keys(self) -> set[bytes]:
-        """Return the content keys (hashes of the source files) of pictures that are one uniform grey.
+        """Return the content keys (hashes of the source files) of uniformly grey pictures.
 
-        They are so because the window misses all their values.
+        They are uniformly grey because the window misses all their values.
         """
-        return set(_read_fixed_size_records(self.folder / BLANK, _KEY))
+        return set(_read_fixed_size_records(self.folder / BLANK_FILE, _KEY_BYTES))
 
     def load_colored_picture_keys(self) -> set[bytes]:
-        """Return the content keys (hashes of the source files) of pictures that lost their colour."""
-        return set(_read_fixed_size_records(self.folder / COLORED, _KEY))
+        """Return the content keys (hashes of the source files) of pictures that have colour, but are stored in grey."""
+        return set(_read_fixed_size_records(self.folder / COLORED_FILE, _KEY_BYTES))
 
     def load_content_keys_by_file(self) -> dict[bytes, bytes]:
-        """Return the content key (hash of the bytes) of each known file, by the file's :meth:`hash_file_identity`."""
-        return {r[:_IDENTITY]: r[_IDENTITY:] for r in _read_fixed_size_records(self.folder / FILES, _IDENTITY + _KEY)}
+        """Return a dictionary from :meth:`hash_file_identity` to content key (hash of the bytes) of recorded files."""
+        records = _read_fixed_size_records(self.folder / FILES_FILE, _IDENTITY_BYTES + _KEY_BYTES)
+        return {record[:_IDENTITY_BYTES]: record[_IDENTITY_BYTES:] for record in records}
 
     def hash_file_identity(self, about: str) -> bytes:
         """Hash a description of a file (path, size, times) that changes whenever its content may have changed."""
-        return make_keyed_blake3_hash(self.secret).update(about.encode()).digest(_IDENTITY)
+        return make_keyed_blake3_hash(self.secret).update(about.encode()).digest(_IDENTITY_BYTES)
 
     def hash_image_file(self, content: bytes | Path) -> bytes:
         """Return the content key of an image file: a hash of its bytes, keyed if the cache is encrypted."""
@@ -235,19 +250,19 @@ class PixelCache:
 
     def open_cached_pictures(self) -> LazyPictures:
         """Return all cached pictures, indexed by row."""
-        path, count = self.folder / PIXELS, len(self.list_source_file_hashes())
+        path, count = self.folder / PIXELS_FILE, len(self.list_source_file_hashes())
         if self.secret is None:
             return MemoryMappedPictures(path, count, self.shape, self._in_use)
         return EncryptedPictures(path, count, self.shape, self.secret, self._in_use)
 
     @contextmanager
     def open_cache_writer(self, waits: Callable[[], object] = lambda: None) -> Iterator["PixelCacheWriter"]:
-        """Return a context manager that gives a :class:`PixelCacheWriter`; only one program can write at a time.
+        """Return a context manager with a :class:`PixelCacheWriter`; only one program can write at a time.
 
         Args:
-            waits: Called before waiting for another program that is writing.
+            waits: Called once if another program is writing, before this one waits for it.
         """
-        with open_own_file(self.folder / LOCK, "ab") as lock:
+        with open_own_file(self.folder / LOCK_FILE, "ab") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -264,28 +279,36 @@ class PixelCacheWriter:
     """Adds pictures to a cache; thread-safe.
 
     Attributes:
-        places: The row of each cached picture by its content key (hash of the source file).
+        places: Content key (hash of the source file) of each cached picture -> its row.
     """
 
     def __init__(self, cache: PixelCache) -> None:
         keys = cache.list_source_file_hashes()
-        self._cache, self.places = cache, {key: row for row, key in enumerate(keys)}
-        self._next = self._lasting = len(keys)
-        self._rows = open_own_file(cache.folder / ROWS, "ab", buffering=0)
-        self._files = open_own_file(cache.folder / FILES, "ab", buffering=0)
-        self._blank = open_own_file(cache.folder / BLANK, "ab", buffering=0)
-        self._colored = open_own_file(cache.folder / COLORED, "ab", buffering=0)
-        self._pixels = open_own_descriptor(cache.folder / PIXELS, os.O_RDWR | os.O_CREAT, 0o600)
-        self._rows.truncate(self._next * (_KEY + _DIGEST))
-        for file, length in ((self._files, _IDENTITY + _KEY), (self._blank, _KEY), (self._colored, _KEY)):
+        self._cache = cache
+        self.places = {key: row for row, key in enumerate(keys)}
+        self._next_row = len(keys)
+        self._flushed_rows = len(keys)
+        self._rows = open_own_file(cache.folder / ROWS_FILE, "ab", buffering=0)
+        self._files = open_own_file(cache.folder / FILES_FILE, "ab", buffering=0)
+        self._blank = open_own_file(cache.folder / BLANK_FILE, "ab", buffering=0)
+        self._colored = open_own_file(cache.folder / COLORED_FILE, "ab", buffering=0)
+        self._pixels = open_own_descriptor(cache.folder / PIXELS_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        self._rows.truncate(self._next_row * (_KEY_BYTES + _DIGEST_BYTES))
+        for file, length in (
+            (self._files, _IDENTITY_BYTES + _KEY_BYTES),
+            (self._blank, _KEY_BYTES),
+            (self._colored, _KEY_BYTES),
+        ):
             file.truncate(file.tell() // length * length)
         self._written: dict[int, bytes] = {}
         self._new_files: list[bytes] = []
-        self._lock, self._flushing, self._flushed = threading.Lock(), threading.Lock(), time.monotonic()
+        self._lock = threading.Lock()
+        self._flush_lock = threading.Lock()
+        self._flush_time = time.monotonic()
 
     def reserve_picture_rows(self, count: int) -> None:
         """Extend the pixel file for ``count`` further pictures; disk blocks are allocated only on writing."""
-        os.truncate(self._pixels, (self._next + count) * self._cache.row_bytes)
+        os.truncate(self._pixels, (self._next_row + count) * self._cache.row_bytes)
 
     def add_picture_to_cache(self, key: bytes, picture: NDArray[np.uint8]) -> int:
         """Write a picture, and return its row.
@@ -297,23 +320,27 @@ class PixelCacheWriter:
             OSError: If the disk is full.
         """
         with self._lock:
-            row, self._next = self._next, self._next + 1
+            row = self._next_row
+            self._next_row += 1
         content: Any = np.ascontiguousarray(picture).data.cast("B")
-        record = key + compute_picture_digest(picture, self._cache.secret).to_bytes(_DIGEST)
+        record = key + compute_picture_digest(picture, self._cache.secret).to_bytes(_DIGEST_BYTES)
         if self._cache.secret is not None:
-            nonce, name = os.urandom(_NONCE), _make_aes_gcm_associated_data(self._cache.folder / PIXELS, row, key)
-            content = memoryview(nonce + AESGCM(self._cache.secret).encrypt(nonce, content, name))
+            nonce = os.urandom(_NONCE_BYTES)
+            bound_data = _make_aes_gcm_associated_data(self._cache.folder / PIXELS_FILE, row, key)
+            content = memoryview(nonce + AESGCM(self._cache.secret).encrypt(nonce, content, bound_data))
         offset = row * self._cache.row_bytes
         while len(content):
             count = os.pwrite(self._pixels, content, offset)
-            content, offset = content[count:], offset + count
+            content = content[count:]
+            offset += count
         with self._lock:
-            self._written[row], self.places[key] = record, row
-        if time.monotonic() - self._flushed > FLUSH_S and self._flushing.acquire(blocking=False):
+            self._written[row] = record
+            self.places[key] = row
+        if time.monotonic() - self._flush_time > FLUSH_INTERVAL_S and self._flush_lock.acquire(blocking=False):
             try:
                 self._flush_rows_to_disk()
             finally:
-                self._flushing.release()
+                self._flush_lock.release()
         return row
 
     def record_file_content_key(self, identity: bytes, key: bytes) -> None:
@@ -327,30 +354,35 @@ class PixelCacheWriter:
             self._new_files.append(identity + key)
 
     def record_blank_picture(self, key: bytes) -> None:
-        """Record that the picture with this content key is one uniform grey. Call this before the picture is added."""
+        """Record that the picture with this content key is uniformly grey. Call this before adding the picture."""
         self._blank.write(key)
 
     def record_colored_picture(self, key: bytes) -> None:
-        """Record that the picture with this content key lost its colour. Call this before the picture is added."""
+        """Record that the picture with this content key is stored in grey, but has colour in its file.
+
+        Call this before adding the picture.
+        """
         self._colored.write(key)
 
     def _flush_rows_to_disk(self) -> None:
+        """Flush the pixels to the disk, then write the records of all rows without a gap before them."""
         with self._lock:
-            rows, files, last = list[bytes](), self._new_files, self._lasting
-            while last in self._written:
-                rows.append(self._written.pop(last))
-                last += 1
-            self._new_files, self._lasting = [], last
+            rows = list[bytes]()
+            files = self._new_files
+            while self._flushed_rows in self._written:
+                rows.append(self._written.pop(self._flushed_rows))
+                self._flushed_rows += 1
+            self._new_files = []
         os.fdatasync(self._pixels)
         self._rows.write(b"".join(rows))
         self._files.write(b"".join(files))
-        self._flushed = time.monotonic()
+        self._flush_time = time.monotonic()
 
     def close(self) -> None:
         """Flush all pictures to the disk, and release reserved space that was not used."""
         try:
             self._flush_rows_to_disk()
-            os.truncate(self._pixels, self._lasting * self._cache.row_bytes)
+            os.truncate(self._pixels, self._flushed_rows * self._cache.row_bytes)
         finally:
             os.close(self._pixels)
             self._rows.close()
@@ -360,66 +392,73 @@ class PixelCacheWriter:
 
 
 def make_marked_cache_folder(folder: Path) -> bool:
-    """Create a private folder (or take an empty one), and mark it as a Polyclinic cache by a file ``CACHEDIR.TAG``.
+    """Create a private folder, or use an empty one, and mark it as a Polyclinic cache by a file ``CACHEDIR.TAG``.
 
     Returns:
-        False if the folder has no such mark because it holds other files, which stay untouched.
+        False if the folder holds other files; it is then not marked and not changed.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         folder.mkdir(0o700)
-    if not any(path.name != MARK or path.stat().st_size for path in folder.iterdir()):  # another program may write it
-        with open_own_file(folder / MARK, "w") as mark:
-            mark.write(MARK_TEXT)
+    if not any(
+        path.name != CACHE_MARK_FILE or path.stat().st_size for path in folder.iterdir()
+    ):  # another program may write it
+        with open_own_file(folder / CACHE_MARK_FILE, "w") as mark:
+            mark.write(CACHE_MARK_TEXT)
     return _is_cache_folder(folder)
 
 
 def _is_cache_folder(folder: Path) -> bool:
     try:
-        return (folder / MARK).read_text(encoding="ascii") == MARK_TEXT
+        return (folder / CACHE_MARK_FILE).read_text(encoding="ascii") == CACHE_MARK_TEXT
     except (OSError, ValueError):
         return False
 
 
 def _list_cache_folders(root: Path) -> list[Path]:
-    """Return the cache folders below ``root``, one per image format, the least recently used first.
+    """Return the cache folders in ``root``, one per image format, the least recently used first.
 
-    A marked folder without a file ``in_use`` is left out, because it may be the root of another cache.
+    A marked folder without a file ``in_use`` is left out, because it may be the root folder of other caches.
     """
-    marked = [folder for folder in root.iterdir() if _is_cache_folder(folder) and (folder / IN_USE).exists()]
-    return sorted(marked, key=lambda folder: (folder / IN_USE).stat().st_mtime)
+    marked = [folder for folder in root.iterdir() if _is_cache_folder(folder) and (folder / IN_USE_FILE).exists()]
+    return sorted(marked, key=lambda folder: (folder / IN_USE_FILE).stat().st_mtime)
 
 
 def _measure_pixel_file_bytes(folder: Path) -> int:
     with suppress(FileNotFoundError):
-        return (folder / PIXELS).stat().st_size
+        return (folder / PIXELS_FILE).stat().st_size
     return 0
 
 
 def measure_cached_pixel_bytes(root: Path) -> int:
-    """Return the total size of the pixel files in all caches below ``root``, reserved space included."""
+    """Return the total size in bytes of the pixel files in all caches in ``root``, including reserved space."""
     return sum(map(_measure_pixel_file_bytes, _list_cache_folders(root)))
 
 
-def remove_least_recent_unused_caches(root: Path, wanted: int, spare: Path | None = None) -> int:
-    """Remove caches that no program uses, the least recently used first, until ``wanted`` bytes are freed.
+def remove_least_recent_unused_caches(root: Path, needed: int, spare: Path | None = None) -> int:
+    """Remove caches that no program uses, the least recently used first, until ``needed`` bytes are freed.
 
     Args:
+        root: The folder that holds the cache folders.
+        needed: Number of bytes to free.
         spare: A cache folder that is not removed.
 
     Returns:
         The bytes that were freed. If all unused caches together are too small, nothing is removed and the result is 0.
     """
-    freed, unused = 0, list[Path]()
+    freed = 0
+    unused = list[Path]()
     with ExitStack() as locks:
         for folder in _list_cache_folders(root):
-            if freed >= wanted or folder == spare:
+            if freed >= needed or folder == spare:
                 continue
             with suppress(OSError):
-                fcntl.flock(locks.enter_context(open_own_file(folder / IN_USE, "ab")), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(
+                    locks.enter_context(open_own_file(folder / IN_USE_FILE, "ab")), fcntl.LOCK_EX | fcntl.LOCK_NB
+                )
                 unused.append(folder)
                 freed += _measure_pixel_file_bytes(folder)
-        if freed < wanted:
+        if freed < needed:
             return 0
         for folder in unused:
             _remove_cache_folder(folder)
@@ -429,7 +468,7 @@ def remove_least_recent_unused_caches(root: Path, wanted: int, spare: Path | Non
 def _remove_cache_folder(folder: Path) -> None:
     """Remove the files of a cache, and the folder if nothing else is in it."""
     moved = folder.rename(folder.with_name(f".{folder.name}.{os.getpid()}"))  # no other program opens it meanwhile
-    for name in (FORM, *_FILES):
+    for name in _CACHE_FILES:
         (moved / name).unlink(missing_ok=True)
     if not _remove_folder_holding_only_mark(moved):
         with suppress(OSError):  # another program has made a new one meanwhile
@@ -439,15 +478,15 @@ def _remove_cache_folder(folder: Path) -> None:
 def _remove_folder_holding_only_mark(folder: Path) -> bool:
     """Remove a cache folder if nothing but the file ``CACHEDIR.TAG`` is in it; return True if it was removed."""
     with suppress(OSError):
-        if [path.name for path in folder.iterdir()] == [MARK]:
-            (folder / MARK).unlink()
+        if [path.name for path in folder.iterdir()] == [CACHE_MARK_FILE]:
+            (folder / CACHE_MARK_FILE).unlink()
             folder.rmdir()
             return True
     return False
 
 
 def remove_all_pixel_caches(root: Path) -> bool:
-    """Remove all caches below ``root``, even those in use, and ``root`` itself if it was made for them alone.
+    """Remove all caches in ``root``, even caches in use, and ``root`` itself if it was created for caches.
 
     Returns:
         True if anything was removed.
@@ -464,15 +503,15 @@ def remove_all_pixel_caches(root: Path) -> bool:
 def make_keyed_blake3_hash(secret: bytes | None) -> blake3:
     """Return a new BLAKE3 hash object, keyed by ``secret`` unless it is None.
 
-    Without the key nobody can test whether a known image is in the cache.
+    Without the key, nobody can test if an image that they have is in the cache.
     """
     return blake3() if secret is None else blake3(key=secret)
 
 
 def hash_image_file(content: bytes | Path, secret: bytes | None = None) -> bytes:
-    """Hash an image file, given its bytes or its path; with a secret, by :func:`make_keyed_blake3_hash`.
+    """Return the BLAKE3 hash of an image file, given its bytes or its path; with a secret the hash is keyed.
 
-    The hash of a folder of slices is that of its files, under any names.
+    The hash of a folder with slices depends on the contents of its files, not on their names.
     """
     hasher = make_keyed_blake3_hash(secret)
     if isinstance(content, Path) and content.is_dir():
@@ -482,7 +521,7 @@ def hash_image_file(content: bytes | Path, secret: bytes | None = None) -> bytes
 
 
 def _read_fixed_size_records(path: Path, size: int) -> list[bytes]:
-    """Return the records of ``size`` bytes in a file, without an incomplete last one; empty if there is no file."""
+    """Return the records of ``size`` bytes in a file, without an incomplete last record; empty if there is no file."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -501,9 +540,9 @@ def _memory_map_pixel_rows(path: Path, count: int, row_bytes: int) -> NDArray[np
 
 
 def _make_aes_gcm_associated_data(path: Path, row: int, key: bytes) -> bytes:
-    """Return associated data for AES-GCM that bind encrypted pixels to their cache folder, row and content key.
+    """Return associated data for AES-GCM, which bind encrypted pixels to their cache folder, row and content key.
 
-    Decryption fails if somebody has exchanged two rows.
+    Therefore decryption fails if two rows were exchanged.
     """
     return f"{path.parent.name}/{row}/".encode() + key
 

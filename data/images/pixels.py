@@ -1,4 +1,4 @@
-"""Image sets as PyTorch tensors for a network, on the CPU or a GPU; the sites of a process share one copy."""
+"""Image sets as PyTorch tensors for a network, on the CPU or a GPU; all sites in a process share one copy."""
 
 import warnings
 import weakref
@@ -14,19 +14,19 @@ from torch import Tensor
 
 from polyclinic.data.base.image_set import ImageSet, LazyPictures
 from polyclinic.data.base.masks import LazyMasks
-from polyclinic.data.images.patches import PatchPlaces, PatchSampling, draw_patch_places
+from polyclinic.data.images.patches import PatchPositions, PatchSampling, draw_patch_positions
 from polyclinic.data.images.pixel_cache import MemoryMappedPictures
 
-PART_OF_FREE_MEMORY = 0.5
-"""Fraction of a GPU's free memory that pictures may take; a larger set stays in CPU memory, copied batch by batch."""
+MAX_GPU_MEMORY_SHARE = 0.5
+"""Fraction of a GPU's free memory that pictures may take; a larger set stays in CPU memory and is copied in batches."""
 
 
 @dataclass(frozen=True)
 class ImageTensors:
-    """The pictures of an image set, uint8 ``(n, channels, height, width)``, fetched by index as tensors.
+    """The pictures of an image set, uint8 ``(n, channels, height, width)``, read by index as tensors.
 
-    With a user's data set that has random transforms, training sees new random pictures at each reading, determined by
-    torch's global generator. :meth:`iterate_batches`, for evaluation, always returns the same pictures.
+    If a user's data set has random transforms, each reading for training applies new ones, with a seed from torch's
+    global generator. :meth:`iterate_batches`, for evaluation, always returns the same pictures.
 
     Attributes:
         stored: The pictures, ``(m, channels, height, width)``, on the CPU or on ``device``; or a :class:`LazyPictures`
@@ -34,14 +34,14 @@ class ImageTensors:
         rows: ``(n,)`` index of each picture in ``stored``; None if picture i is ``stored[i]``.
         device: The device to which pictures are moved for use.
         on_disk: True if ``stored`` is read from the disk, so that prefetching the next batch saves time.
-        patches: Parts of the pictures that stand in their place: entry i is patch i; None for whole pictures.
+        patches: Positions of patches. If set, index i reads patch i, not picture i.
     """
 
     stored: Tensor | LazyPictures
     rows: Tensor | None
     device: torch.device
     on_disk: bool = False
-    patches: PatchPlaces | None = None
+    patches: PatchPositions | None = None
 
     def __len__(self) -> int:
         if self.patches is not None:
@@ -74,7 +74,7 @@ class ImageTensors:
             yield self.stored[batch if self.rows is None else self.rows[batch]].to(self.device)
 
     def prefetch_batches(self, parts: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Yield the pictures of each index tensor in ``parts``; pictures on the disk are prefetched by a thread."""
+        """Yield the pictures of each index tensor in ``parts``; a thread prefetches pictures that are on the disk."""
         return self._read_batches_ahead(parts, self._draw_transform_seed)
 
     def _read_batches_ahead(self, parts: Iterable[Tensor], draw_seed: Callable[[], int]) -> Iterator[Tensor]:
@@ -82,14 +82,15 @@ class ImageTensors:
             yield from (self._read_picture_tensors(rows, draw_seed()).to(self.device) for rows in parts)
             return
         with ThreadPoolExecutor(1, "read-ahead") as reader:
-            waiting = None
+            current = None
             for rows in parts:
                 following = reader.submit(self._read_picture_tensors, rows, 0)
-                if waiting is not None:
-                    yield waiting.result().to(self.device)  # here, because a thread would disturb CUDA graphs
-                waiting = following
-            if waiting is not None:
-                yield waiting.result().to(self.device)
+                if current is not None:
+                    # Copy to the device in this thread, because the other thread would disturb CUDA graphs.
+                    yield current.result().to(self.device)
+                current = following
+            if current is not None:
+                yield current.result().to(self.device)
 
     def _draw_transform_seed(self) -> int:
         if isinstance(self.stored, Tensor) or not self.stored.draws:
@@ -97,10 +98,10 @@ class ImageTensors:
         return int(torch.randint(2**62, (), generator=torch.default_generator))
 
     def _read_picture_tensors(self, rows: Tensor, seed: int) -> Tensor:
-        """Return the pictures with these indices, not yet moved to ``device``.
+        """Return the pictures with these indices, on the device of ``stored``.
 
         Args:
-            seed: Determines the random transforms of a user's data set.
+            seed: Seed of the random transforms of a user's data set.
         """
         if self.patches is not None:
             return self._read_patch_tensors(rows.cpu().numpy(), self.patches)
@@ -110,31 +111,31 @@ class ImageTensors:
             return self.stored[places]
         return convert_to_channels_first(self.stored.read_pictures(places.numpy(), seed))
 
-    def _read_patch_tensors(self, rows: NDArray[np.intp], patches: PatchPlaces) -> Tensor:
-        """Return the patches with these indices; of a picture in an open file only their pixels are read."""
-        parts = list[Any]()
-        for row in rows.tolist():
-            image = int(patches.rows[row])
-            place = image if self.rows is None else int(self.rows[image])
-            part = patches.make_slices(row)
+    def _read_patch_tensors(self, rows: NDArray[np.intp], patches: PatchPositions) -> Tensor:
+        """Return the patches with these indices; from a memory-mapped file only the pixels of the patches are read."""
+        crops = list[Any]()
+        for patch in rows.tolist():
+            image = int(patches.rows[patch])
+            index = image if self.rows is None else int(self.rows[image])
+            slices = patches.make_slices(patch)
             if isinstance(self.stored, Tensor):
-                parts.append(self.stored[place][(slice(None), *part)])
+                crops.append(self.stored[index][(slice(None), *slices)])
             else:
-                parts.append(self.stored.view_picture(place)[part])
-        return torch.stack(parts) if isinstance(self.stored, Tensor) else convert_to_channels_first(np.stack(parts))
+                crops.append(self.stored.view_picture(index)[slices])
+        return torch.stack(crops) if isinstance(self.stored, Tensor) else convert_to_channels_first(np.stack(crops))
 
 
 @dataclass(frozen=True)
 class MaskTensors:
-    """The masks of a part of the data, as labels for each pixel and head row.
+    """The masks of an image set, from which labels for each pixel and each row of the network's head are made.
 
     Attributes:
-        stored: Whole numbers ``(m, *spatial)``, whose bits say which classes are there; on the CPU, or on the disk.
+        stored: Integers ``(m, *spatial)`` on the CPU or on the disk; a bit is set where a class is present.
         places: ``(n,)`` index of each image's mask in ``stored``.
-        bits: Whole numbers ``(rows,)``: the bits of each head row's class; 0 for a class that has none.
-        spacing: ``(n, axes)``, side of a pixel along each axis in mm; None if unknown.
+        bits: Integers ``(rows,)``, the bits of each head row's class; 0 for a class without masks.
+        spacing: ``(n, axes)``, size of a pixel along each axis in mm; None if unknown.
         device: The device to which labels are moved.
-        patches: As in :class:`ImageTensors`: entry i is the mask of patch i.
+        patches: Positions of patches. If set, index i reads the mask of patch i, not of image i.
     """
 
     stored: Tensor | LazyMasks
@@ -142,7 +143,7 @@ class MaskTensors:
     bits: Tensor
     spacing: NDArray[np.float64] | None
     device: torch.device
-    patches: PatchPlaces | None = None
+    patches: PatchPositions | None = None
 
     @property
     def sides(self) -> tuple[int, ...]:
@@ -155,36 +156,40 @@ class MaskTensors:
         return replace(self, places=self.places[torch.from_numpy(rows)], spacing=spacing)
 
     def make_pixel_labels(self, rows: Tensor, labels: Tensor) -> Tensor:
-        """Return labels ``(batch, rows, *spatial)``: 1 where a class is, 0 elsewhere, NaN where it is not annotated.
+        """Return labels ``(batch, head rows, *spatial)``: 1 where a class is present, 0 elsewhere.
+
+        All pixels of a class that is not annotated in an image are NaN.
 
         Args:
             rows: Indices ``(batch,)`` of the images.
-            labels: Their labels ``(batch, rows)``: with 0 the class is in no pixel, with NaN it is annotated in none.
+            labels: Labels of the images, ``(batch, head rows)``: 1 present, 0 absent, NaN not annotated.
         """
         masks = self._read_mask_tensors(rows.cpu())
         ones = [1] * (masks.ndim - 1)
-        shown = ((masks[:, None] & self.bits.reshape(1, -1, *ones)) != 0).to(self.device, torch.float32)
-        return shown * labels.reshape(*labels.shape, *ones)
+        present = ((masks[:, None] & self.bits.reshape(1, -1, *ones)) != 0).to(self.device, torch.float32)
+        return present * labels.reshape(*labels.shape, *ones)  # NaN * 0 is NaN
 
     def _read_mask_tensors(self, rows: Tensor) -> Tensor:
-        """Return the whole numbers of the masks, or patches, with these indices, ``(batch, *spatial)``."""
+        """Return the integers of the masks, or of the patches, with these indices, ``(batch, *spatial)``."""
         if self.patches is None:
             places = self.places[rows]
-            return self.stored[places] if isinstance(self.stored, Tensor) else _share(self.stored[places.numpy()])
-        parts = list[Tensor]()
-        for row in rows.tolist():
-            place = int(self.places[int(self.patches.rows[row])])
-            parts.append(self._view_mask(place)[self.patches.make_slices(row)])
-        return torch.stack(parts)
+            if isinstance(self.stored, Tensor):
+                return self.stored[places]
+            return _view_as_tensor(self.stored[places.numpy()])
+        crops = list[Tensor]()
+        for patch in rows.tolist():
+            index = int(self.places[int(self.patches.rows[patch])])
+            crops.append(self._view_mask(index)[self.patches.make_slices(patch)])
+        return torch.stack(crops)
 
-    def _view_mask(self, place: int) -> Tensor:
-        return self.stored[place] if isinstance(self.stored, Tensor) else _share(self.stored.view_mask(place))
+    def _view_mask(self, index: int) -> Tensor:
+        return self.stored[index] if isinstance(self.stored, Tensor) else _view_as_tensor(self.stored.view_mask(index))
 
-    def draw_patches(self, labels: Tensor, sampling: PatchSampling, generator: torch.Generator) -> PatchPlaces:
-        """Draw the places of the patches that an epoch trains on, as ``sampling`` says.
+    def draw_patches(self, labels: Tensor, sampling: PatchSampling, generator: torch.Generator) -> PatchPositions:
+        """Draw the positions of the patches for one training epoch.
 
         Args:
-            labels: Labels ``(n, rows)`` of the images, on any device.
+            labels: Labels ``(n, head rows)`` of the images, on any device.
         """
         shows = ((labels == 1).cpu() & (self.bits != 0)).numpy()
 
@@ -192,29 +197,31 @@ class MaskTensors:
             mask = self._view_mask(int(self.places[row]))
             return np.flatnonzero(((mask & self.bits[column]) != 0).numpy())
 
-        return draw_patch_places(sampling, self.sides, shows, find_pixels, generator)
+        return draw_patch_positions(sampling, self.sides, shows, find_pixels, generator)
 
 
 def make_mask_tensors(images: ImageSet, class_names: Sequence[str], device: torch.device) -> MaskTensors | None:
-    """Return the masks of an image set for head rows of these classes; None if it has none."""
+    """Return the masks of an image set, with one head row for each class; None if the image set has no masks."""
     masks = images.masks
     if masks is None:
         return None
-    stored = masks.stored if isinstance(masks.stored, LazyMasks) else _share(np.ascontiguousarray(masks.stored))
+    stored = (
+        masks.stored if isinstance(masks.stored, LazyMasks) else _view_as_tensor(np.ascontiguousarray(masks.stored))
+    )
     kind = torch.from_numpy(np.zeros(0, masks.stored.dtype)).dtype
     bits = torch.tensor([masks.bits.get(name, 0) for name in class_names], dtype=kind)
     return MaskTensors(stored, torch.from_numpy(masks.places), bits, masks.spacing, device)
 
 
-def _share(array: NDArray[Any]) -> Tensor:
-    """Return an array as a tensor of the same memory, which is only read."""
+def _view_as_tensor(array: NDArray[Any]) -> Tensor:
+    """Return a tensor that shares the memory of an array; the caller must not write to it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the array may be read-only
         return torch.from_numpy(array)
 
 
 def select_input_rows(inputs: Tensor | ImageTensors, rows: NDArray[np.intp]) -> Tensor | ImageTensors:
-    """Return the network inputs (images or features) with these indices, in order, without copying pictures."""
+    """Return the network inputs (images or features) with these indices, in the given order; pictures are no copies."""
     if isinstance(inputs, Tensor):
         return inputs[torch.from_numpy(rows).to(inputs.device)]
     index = torch.from_numpy(rows).to(inputs.index_tensor_device)
@@ -222,7 +229,10 @@ def select_input_rows(inputs: Tensor | ImageTensors, rows: NDArray[np.intp]) -> 
 
 
 def load_pixels_on_device(images: ImageSet, device: str) -> ImageTensors:
-    """Return the pictures of an image set, on the device if it has room; sets with the same store share one copy."""
+    """Return the pictures of an image set, on ``device`` if its memory suffices, else on the CPU or the disk.
+
+    Image sets with the same ``stored`` share one copy.
+    """
     stored = images.stored
     on_disk = isinstance(stored, LazyPictures) and not stored.draws
     pixels: Tensor | LazyPictures = stored if isinstance(stored, LazyPictures) else _copy_to_device(stored, device)
@@ -243,28 +253,29 @@ def convert_to_channels_first(images: NDArray[Any]) -> Tensor:
 
     Volumes ``(n, depth, height, width, channels)`` become ``(n, channels, depth, height, width)``.
     """
-    tensor = _share(np.ascontiguousarray(images))
+    tensor = _view_as_tensor(np.ascontiguousarray(images))
     if tensor.ndim == 5 and tensor.shape[4] == 1:
-        # Moved, an axis of one channel would keep a stride by which torch takes the channels to lie last, and chooses
-        # another algorithm with other digits.
+        # With movedim, the stride of the only channel would look like channels-last memory, for which torch chooses
+        # another algorithm with slightly different results.
         return tensor[..., 0][:, None]
     return tensor[:, None] if tensor.ndim == 3 else tensor.movedim(-1, 1)
 
 
-_on_devices: dict[tuple[int, str], Tensor] = {}
+_device_tensors: dict[tuple[int, str], Tensor] = {}
+"""Key: ``id`` of an array of pictures, and a device. Value: the copy of the pictures for this device."""
 
 
 def _copy_to_device(stored: NDArray[np.uint8], device: str) -> Tensor:
-    """Return an array of pictures as a tensor ``(n, channels, height, width)``, on the device if it has room.
+    """Return an array of pictures as a tensor ``(n, channels, height, width)``, if possible on ``device``.
 
-    If the array takes more than half of the device's free memory, the tensor is on the CPU instead. For a device other
-    than the CPU, the tensor is cached as long as the array exists.
+    If the array would take more than :data:`MAX_GPU_MEMORY_SHARE` of the device's free memory, the tensor is on the CPU
+    instead. For a device other than the CPU, the tensor is cached as long as the array exists.
     """
     if device == "cpu":
         return convert_to_channels_first(stored)
     key = (id(stored), device)
-    if key not in _on_devices:
+    if key not in _device_tensors:
         tensor, (free, _) = convert_to_channels_first(stored), torch.cuda.mem_get_info(device)
-        _on_devices[key] = tensor.to(device) if stored.nbytes <= PART_OF_FREE_MEMORY * free else tensor
-        weakref.finalize(stored, _on_devices.pop, key, None)
-    return _on_devices[key]
+        _device_tensors[key] = tensor.to(device) if stored.nbytes <= MAX_GPU_MEMORY_SHARE * free else tensor
+        weakref.finalize(stored, _device_tensors.pop, key, None)
+    return _device_tensors[key]

@@ -1,8 +1,8 @@
-"""Seeds for all random generators that a user's data set draws from, as far as they can be reached.
+"""Find and seed the random generators that a user's data set uses.
 
-The transforms of MONAI and albumentations have generators of their own. Their data loaders seed these for each worker;
-here they are seeded for each item, so that an item depends on the run's seed alone. The generators are found by walking
-from the data set along attributes, containers, closures and the global names of functions.
+Transforms of MONAI and albumentations have private generators, which data loaders usually seed for each worker. Here
+they are seeded for each item, so that an item depends on the run's seed only. To find the generators, the search starts
+at the data set and follows attributes, containers, closures and global names of functions.
 """
 
 import functools
@@ -17,35 +17,47 @@ import numpy as np
 import torch
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-MOST_OBJECTS = 100_000
-"""Most objects that are visited in search of generators."""
-MOST_ENTRIES = 1_000
-"""Most entries of a list or dictionary that is searched; a longer one holds items, and not transforms."""
-_PLAIN = (str, bytes, int, float, complex, bool, type(None), np.ndarray, np.generic, torch.Tensor, types.ModuleType)
+MAX_VISITED_OBJECTS = 100_000
+"""Maximum number of objects that the search for generators visits."""
+MAX_SEARCHED_ENTRIES = 1_000
+"""Longer lists and dictionaries are not searched, because they hold data items, not transforms."""
+_LEAF_TYPES = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    np.ndarray,
+    np.generic,
+    torch.Tensor,
+    types.ModuleType,
+)
 
 
 class RandomGenerators:
-    """The random generators of a data set, beside the global ones of Python, NumPy and torch.
+    """Seeds the random generators of a data set, and the global generators of Python, NumPy and torch.
 
     Args:
         dataset: The data set, with its transforms.
     """
 
     def __init__(self, dataset: Any) -> None:
-        self._own = list(find_random_generators(dataset))
+        self._dataset_generators = list(find_random_generators(dataset))
 
     @contextmanager
     def use_seed(self, seed: int) -> Iterator[None]:
-        """Seed all generators inside the ``with`` block; the global ones are restored after it.
+        """Seed all generators inside the ``with`` block; the global generators are restored after it.
 
         Args:
-            seed: From 0 to 2**63 - 1. Each of the data set's own generators gets another seed that follows from it.
+            seed: From 0 to 2**63 - 1. The n-th generator of the data set gets the seed plus n.
         """
         before = random.getstate(), np.random.get_state(), torch.get_rng_state()
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.default_generator.manual_seed(seed)
-        for number, generator in enumerate(self._own, start=1):
+        for number, generator in enumerate(self._dataset_generators, start=1):
             _seed_generator(generator, seed + number)
         try:
             yield
@@ -69,18 +81,18 @@ def _seed_generator(generator: Generator, seed: int) -> None:
 
 
 def find_random_generators(root: Any) -> Iterator[Generator]:
-    """Yield each random generator that an object reaches, once, in an order that its structure determines.
+    """Yield each random generator that can be reached from an object, once, in a reproducible order.
 
     The global generators of Python, NumPy and torch are left out.
     """
-    global_ones = (random._inst, np.random.mtrand._rand, torch.default_generator)
-    visited = {id(generator): generator for generator in global_ones}
+    global_generators = (random._inst, np.random.mtrand._rand, torch.default_generator)
+    visited = {id(generator): generator for generator in global_generators}
     waiting = deque([root])
-    while waiting and len(visited) < MOST_OBJECTS:
+    while waiting and len(visited) < MAX_VISITED_OBJECTS:
         value = waiting.popleft()
-        if id(value) in visited or isinstance(value, _PLAIN):
+        if id(value) in visited or isinstance(value, _LEAF_TYPES):
             continue
-        visited[id(value)] = value  # the reference keeps the number from being given to another object
+        visited[id(value)] = value  # the reference keeps the object alive, so that its id is not reused
         if isinstance(value, Generator):
             yield value
         else:
@@ -88,10 +100,10 @@ def find_random_generators(root: Any) -> Iterator[Generator]:
 
 
 def _list_reachable_values(value: Any) -> list[Any]:
-    """Return the values that an object refers to: entries, attributes, and what its code can name."""
+    """Return the values to which an object refers: entries, attributes, and values that its code uses."""
     if isinstance(value, Mapping | list | tuple):
         entries = value.values() if isinstance(value, Mapping) else value
-        return list(entries) if len(value) <= MOST_ENTRIES else []
+        return list(entries) if len(value) <= MAX_SEARCHED_ENTRIES else []
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, types.MethodType):
@@ -115,9 +127,9 @@ def _list_slots(parts: Mapping[str, Any]) -> list[str]:
 
 
 def _list_values_of_function(function: types.FunctionType) -> list[Any]:
-    """Return what the code of a function can name: its closure, its defaults, and global values of its module.
+    """Return values that the code of a function uses: closure, default arguments, and global values of its module.
 
-    Global values of installed libraries are left out: they lead to everything that is imported.
+    Global values are left out for functions of installed libraries, because they lead to everything that is imported.
     """
     cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 
 from polyclinic.common.errors import BadInput, Fault, quote_names
-from polyclinic.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
+from polyclinic.data.base.decoded_size import DEFAULT_LARGEST_MB, refuse_oversized_file
 from polyclinic.data.base.image_set import SkippedImage
 from polyclinic.data.base.spec import DEFAULT_RENDERING, PictureRenderingOptions, Resize, VolumeSize
 from polyclinic.data.images.bands import scale_samples_to_8_bits, scale_values_to_8_bits
@@ -22,10 +22,23 @@ from polyclinic.data.images.middle_slices import show_middle_slices
 from polyclinic.data.images.rendered import SQUARE_TOLERANCE, RenderedPicture
 
 PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
-"""File name extensions of supported pictures; the content alone decides the kind of a file."""
-UNREAD_SUFFIXES = (".bmp", ".tif", ".tiff", ".gif", ".webp", ".jp2", ".heic", ".nrrd", ".mha", ".mhd", ".hdr", ".svs")
+"""File name extensions of supported pictures. A file is recognised by its content, not by its name."""
+UNSUPPORTED_SUFFIXES = (
+    ".bmp",
+    ".tif",
+    ".tiff",
+    ".gif",
+    ".webp",
+    ".jp2",
+    ".heic",
+    ".nrrd",
+    ".mha",
+    ".mhd",
+    ".hdr",
+    ".svs",
+)
 """File name extensions of pictures that are not supported."""
-_UNREAD_KINDS = {
+_UNSUPPORTED_SIGNATURES = {
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
     b"II+\0": "TIFF",
@@ -34,31 +47,34 @@ _UNREAD_KINDS = {
     b"\0\0\0\x0cjP": "JPEG 2000",
     b"%PDF": "PDF",
 }
-"""First bytes of unsupported file formats."""
-_LONGEST_REASON = 150
-_NOISE_OF_COLOR, _SHARE_IN_COLOR = 8, 0.001
-_CONVERT = "convert it to PNG"
-NOT_A_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"
-BLANK = "blank"
+"""First bytes of a file -> name of its unsupported format."""
+_MAX_REASON_CHARACTERS = 150
+_MAX_COLOR_NOISE = 8
+"""Maximum difference between the channels of a pixel that counts as grey, of 255."""
+_MAX_COLORED_SHARE = 0.001
+"""Maximum share of coloured pixels in a picture that counts as grey."""
+_CONVERT_ADVICE = "convert it to PNG"
+NOT_A_PICTURE_MESSAGE = "neither PNG, JPEG, DICOM nor NIfTI"
+BLANK_KEY = "blank"
 """Key in a Pillow image's ``info``, True if a window misses all values of a DICOM file or a NIfTI slice."""
-PIXEL_ASPECT = "pixel_aspect"
+PIXEL_ASPECT_KEY = "pixel_aspect"
 """Key in a Pillow image's ``info``: height of a pixel divided by its width, for DICOM and NIfTI."""
-DEPTH_UNKNOWN = "a PNG file of 16 bits a sample; data.bit_depth must say how many of them are used, such as 12"
-_PNG = b"\x89PNG"
-_PNG_OR_JPEG = (_PNG, b"\xff\xd8")
-_MAY_TURN = (b"eXIf", b"adobe.xmp", b"Raw profile type")
-"""Markers of PNG metadata that may contain an orientation."""
-_HEAD = 348
-"""Number of first bytes that identify the kind of a file."""
-_PACKED_HEAD = 4096
-"""Bytes of a gzip file that contain the first 348 decompressed ones: the file's name comes first, and data may be
-stored uncompressed."""
-# Replaced by our own limit, which users can raise: see polyclinic.data.base.decoded_size.
+UNKNOWN_DEPTH_MESSAGE = "a PNG file of 16 bits a sample; data.bit_depth must say how many of them are used, such as 12"
+_PNG_SIGNATURE = b"\x89PNG"
+_PNG_AND_JPEG_SIGNATURES = (_PNG_SIGNATURE, b"\xff\xd8")
+_ORIENTATION_MARKERS = (b"eXIf", b"adobe.xmp", b"Raw profile type")
+"""Byte sequences of PNG metadata that may contain an orientation."""
+_HEAD_BYTES = 348
+"""Number of bytes at the beginning of a file that identify its kind."""
+_GZIP_HEAD_BYTES = 4096
+"""Number of bytes at the beginning of a gzip file from which the first 348 bytes can be decompressed, after the header
+with the file's name."""
+# Our limit, which users can raise, replaces Pillow's: see polyclinic.data.base.decoded_size.
 Image.MAX_IMAGE_PIXELS = None
-_SAMPLES = {0: 1, 2: 3, 3: 4, 4: 2, 6: 4}
-"""Samples per pixel of a decoded PNG file, by its colour type; a palette becomes colours."""
-_IN_PILLOW = 4
-"""Bytes per pixel in Pillow's memory, except for plain grey."""
+_SAMPLES_PER_PIXEL = {0: 1, 2: 3, 3: 4, 4: 2, 6: 4}
+"""Colour type of a PNG file -> samples per pixel after decoding; a palette is decoded to colours."""
+_PILLOW_BYTES_PER_PIXEL = 4
+"""Bytes per pixel of Pillow's images, except grey images."""
 
 
 def is_dicom_file(data: bytes) -> bool:
@@ -67,30 +83,33 @@ def is_dicom_file(data: bytes) -> bool:
 
 
 def is_nifti_file(head: bytes) -> bool:
-    """Return True if a file's first bytes, from :func:`read_first_bytes`, are those of a NIfTI-1 or NIfTI-2 file."""
+    """Return True for a NIfTI-1 or NIfTI-2 file, given its first bytes from :func:`read_first_bytes`."""
     return head[344:348] in (b"n+1\0", b"ni1\0") or head[4:8] in (b"n+2\0", b"ni2\0")
 
 
 def is_supported_picture_file(head: bytes) -> bool:
-    """Return True if a file's first bytes, from :func:`read_first_bytes`, are those of a supported image format."""
-    return head.startswith(_PNG_OR_JPEG) or is_dicom_file(head) or is_nifti_file(head)
+    """Return True for a file of a supported image format, given its first bytes from :func:`read_first_bytes`."""
+    return head.startswith(_PNG_AND_JPEG_SIGNATURES) or is_dicom_file(head) or is_nifti_file(head)
 
 
 def explain_unsupported_file_type(head: bytes) -> str:
-    """Return an error message for a file of an unsupported kind, given its first bytes; known formats get a remedy."""
-    kind = next((kind for begin, kind in _UNREAD_KINDS.items() if head.startswith(begin)), "")
+    """Return an error message for a file of an unsupported kind, given its first bytes.
+
+    For formats that Pillow can convert, the message advises to convert the file to PNG.
+    """
+    kind = next((kind for begin, kind in _UNSUPPORTED_SIGNATURES.items() if head.startswith(begin)), "")
     kind = "BMP" if head.startswith(b"BM") and head[6:10] == bytes(4) else kind
     kind = "WebP" if head.startswith(b"RIFF") and head[8:12] == b"WEBP" else kind
-    return f"a {kind} file; {_CONVERT}" if kind else NOT_A_PICTURE
+    return f"a {kind} file; {_CONVERT_ADVICE}" if kind else NOT_A_PICTURE_MESSAGE
 
 
 def describe_png_conversion(reasons: Iterable[str]) -> str:
-    """Return advice on how to convert files to PNG, or an empty text if no reason calls for it.
+    """Return advice on how to convert files to PNG; empty if none of the reasons advises a conversion.
 
     Args:
         reasons: Reasons why files are not read, from :func:`explain_unsupported_file_type`.
     """
-    if not any(reason.endswith(_CONVERT) for reason in reasons):
+    if not any(reason.endswith(_CONVERT_ADVICE) for reason in reasons):
         return ""
     return (
         "To convert, make a copy of the folder, and in it save each such file as PNG under its own name (the ending "
@@ -101,21 +120,25 @@ def describe_png_conversion(reasons: Iterable[str]) -> str:
 
 
 def read_first_bytes(file: Path) -> bytes:
-    """Return the first 348 bytes of a file, decompressed if it is a gzip file; fewer if it is short or damaged."""
+    """Return the first 348 bytes of a file; a gzip file is decompressed. A short or damaged file gives fewer bytes."""
     with file.open("rb") as opened:
-        head = opened.read(_PACKED_HEAD)
+        head = opened.read(_GZIP_HEAD_BYTES)
         if not head.startswith(b"\x1f\x8b"):
-            return head[:_HEAD]
+            return head[:_HEAD_BYTES]
         with suppress(zlib.error):
-            return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, _HEAD)
+            return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, _HEAD_BYTES)
     return b""
 
 
 @dataclass(frozen=True)
 class DecodedImageFormat:
-    """The format of all pictures in a data set: shape ``(size, size)``, or ``(size, size, 3)`` in colour.
+    """The format to which all pictures or volumes of a data set are converted.
 
-    Of volumes, ``size`` is depth, height and width, and the shape ``(depth, height, width, 1)``.
+    Attributes:
+        size: Side of the square pictures in pixels; for volumes depth, height and width in voxels.
+        color: True for pictures in colour.
+        resize: How a picture of another aspect ratio is made square.
+        rendering: The options for rendering a file as a picture.
     """
 
     size: int | VolumeSize
@@ -125,6 +148,7 @@ class DecodedImageFormat:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of one picture, ``(size, size[, 3])``, or of one volume, ``(depth, height, width, 1)``."""
         if isinstance(self.size, tuple):
             return (*self.size, 1)
         return (self.size, self.size, 3) if self.color else (self.size, self.size)
@@ -136,7 +160,7 @@ class DecodedImageFormat:
 
     @property
     def side(self) -> int:
-        """The side of pictures in pixels; 0 for volumes."""
+        """Side of the pictures in pixels; 0 for volumes."""
         return 0 if isinstance(self.size, tuple) else self.size
 
 
@@ -145,7 +169,7 @@ def explain_decoding_error(error: Exception) -> str:
     reason = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
         return f"the file cannot be opened: {error.strerror}"
-    if isinstance(error, ValueError | OSError) and 0 < len(reason) <= _LONGEST_REASON:
+    if isinstance(error, ValueError | OSError) and 0 < len(reason) <= _MAX_REASON_CHARACTERS:
         return reason
     return "damaged, or of a kind that cannot be decoded here"
 
@@ -175,10 +199,10 @@ def decode_picture(
         from polyclinic.data.images.dicom import render_dicom_file  # takes a second, and most data sets have none
 
         return _make_pillow_image(render_dicom_file(data, rendering))
-    if not data.startswith(_PNG_OR_JPEG):
-        raise ValueError(explain_unsupported_file_type(data[:_HEAD]))
+    if not data.startswith(_PNG_AND_JPEG_SIGNATURES):
+        raise ValueError(explain_unsupported_file_type(data[:_HEAD_BYTES]))
 
-    image = _decode_png(data, rendering) if data.startswith(_PNG) else _decode_jpeg(data, rendering, side)
+    image = _decode_png(data, rendering) if data.startswith(_PNG_SIGNATURE) else _decode_jpeg(data, rendering, side)
     ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
     return _convert_pillow_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
 
@@ -186,7 +210,7 @@ def decode_picture(
 def _decode_png(data: bytes, rendering: PictureRenderingOptions) -> Image.Image:
     is_deep = is_16_bit_png(data) and rendering.value_range is None
     if is_deep and rendering.bit_depth is None:
-        raise ValueError(DEPTH_UNKNOWN)
+        raise ValueError(UNKNOWN_DEPTH_MESSAGE)
     if is_deep and rendering.bit_depth != 16 and data.find(b"sBIT", 0, data.find(b"IDAT")) >= 0:
         raise ValueError("a PNG file with an sBIT chunk, so its samples fill 16 bits; data.bit_depth must be 16")
     samples = decode_png_samples(data, rendering.largest_mb)
@@ -195,7 +219,7 @@ def _decode_png(data: bytes, rendering: PictureRenderingOptions) -> Image.Image:
     elif samples.dtype == np.uint16:
         samples = scale_samples_to_8_bits(samples, rendering.bit_depth or 16, "data.bit_depth")
     image = Image.fromarray(samples)
-    if any(mark in data for mark in _MAY_TURN):
+    if any(mark in data for mark in _ORIENTATION_MARKERS):
         with open_png_or_jpeg(data) as head:
             image.getexif().update(head.getexif())
     return image
@@ -203,9 +227,11 @@ def _decode_png(data: bytes, rendering: PictureRenderingOptions) -> Image.Image:
 
 def _decode_jpeg(data: bytes, rendering: PictureRenderingOptions, side: int) -> Image.Image:
     def check_size_and_set_scale(opened: Image.Image) -> None:
-        # A decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
-        beside = 2 * len(opened.getbands()) if opened.info.get("progressive") else 0
-        size = opened.width * opened.height * ((1 if opened.mode == "L" else _IN_PILLOW) + beside)
+        pixel_bytes = 1 if opened.mode == "L" else _PILLOW_BYTES_PER_PIXEL
+        if opened.info.get("progressive"):
+            # The decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
+            pixel_bytes += 2 * len(opened.getbands())
+        size = opened.width * opened.height * pixel_bytes
         refuse_oversized_file(size, rendering.largest_mb << 20)
         if side and rendering.jpeg_draft:
             opened.draft(None, (side, side))
@@ -220,11 +246,11 @@ def _decode_jpeg(data: bytes, rendering: PictureRenderingOptions, side: int) -> 
 
 def _make_pillow_image(picture: RenderedPicture) -> Image.Image:
     image = Image.fromarray(picture.pixels)
-    image.info |= {BLANK: picture.is_blank, PIXEL_ASPECT: picture.pixel_aspect}
+    image.info |= {BLANK_KEY: picture.is_blank, PIXEL_ASPECT_KEY: picture.pixel_aspect}
     return image
 
 
-def decode_png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.uint8] | NDArray[np.uint16]:
+def decode_png_samples(data: bytes, largest_mb: int = DEFAULT_LARGEST_MB) -> NDArray[np.uint8] | NDArray[np.uint16]:
     """Decode a PNG file to ``(height, width[, 3])``, without its alpha channel.
 
     This uses libpng instead of Pillow, which keeps only 8 of 16 bits and accepts a truncated file.
@@ -235,10 +261,12 @@ def decode_png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.
     from imagecodecs import png_decode
 
     with open_png_or_jpeg(data) as head:
-        pixels, samples = head.width * head.height, _SAMPLES.get(data[25], 4)
-    of_a_pixel = samples * (2 if is_16_bit_png(data) else 1)
-    of_a_pixel = of_a_pixel if samples == 1 else max(of_a_pixel, _IN_PILLOW)
-    refuse_oversized_file(pixels * of_a_pixel, largest_mb << 20)
+        pixels = head.width * head.height
+    samples = _SAMPLES_PER_PIXEL.get(data[25], 4)
+    pixel_bytes = samples * (2 if is_16_bit_png(data) else 1)
+    if samples > 1:
+        pixel_bytes = max(pixel_bytes, _PILLOW_BYTES_PER_PIXEL)
+    refuse_oversized_file(pixels * pixel_bytes, largest_mb << 20)
     try:
         decoded = png_decode(data)
     except RuntimeError:
@@ -249,8 +277,8 @@ def decode_png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.
 
 
 def is_16_bit_png(head: bytes) -> bool:
-    """Return True if a file's first bytes, from :func:`read_first_bytes`, are those of a PNG with 16-bit samples."""
-    return head.startswith(_PNG) and head[24:25] == b"\x10"
+    """Return True for a PNG file with 16-bit samples, given its first bytes from :func:`read_first_bytes`."""
+    return head.startswith(_PNG_SIGNATURE) and head[24:25] == b"\x10"
 
 
 def open_png_or_jpeg(content: bytes | Path) -> Image.Image:
@@ -266,9 +294,9 @@ def open_png_or_jpeg(content: bytes | Path) -> Image.Image:
 
 
 def has_unequal_density(image: Image.Image) -> bool:
-    """Return True if a PNG or JPEG file states pixels that are not square (pHYs, JFIF density).
+    """Return True if a PNG or JPEG file says that its pixels are not square (pHYs, JFIF density).
 
-    They are shown as square all the same, as web browsers do: many programs write these numbers without a meaning.
+    The pixels are treated as square nevertheless, as in web browsers, because many programs write wrong numbers.
     """
     density = image.info.get("dpi") or image.info.get("aspect") or image.info.get("jfif_density") or (1, 1)
     across, down = (float(number) for number in density)
@@ -281,15 +309,15 @@ def _convert_pillow_mode(image: Image.Image, mode: str) -> Image.Image:
 
 
 def fit_picture_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArray[np.uint8]:
-    """Convert a picture to a data set's size and colour, with bilinear resizing.
+    """Convert a picture to the size and colour of a data set, with bilinear resizing.
 
-    A picture that is not square is padded with black, unless the format stretches pictures. Pixels that are not square,
-    as a DICOM or NIfTI file says, become square in the same step.
+    A picture that is not square is padded with black, unless ``form.resize`` is "stretch". If the pixels of a DICOM or
+    NIfTI file are not square, they become square in the same step.
     """
     mode = "RGB" if form.color else "L"
     # Grey is converted to colour after resizing.
     image = image if image.mode == "L" else _convert_pillow_mode(image, mode)
-    rows, columns = find_filled_part(image.width, image.height * image.info.get(PIXEL_ASPECT, 1), form)
+    rows, columns = find_filled_part(image.width, image.height * image.info.get(PIXEL_ASPECT_KEY, 1), form)
     size = (columns.stop - columns.start, rows.stop - rows.start)
     if size != image.size:
         image = image.resize(size, Image.Resampling.BILINEAR)
@@ -300,11 +328,11 @@ def fit_picture_to_format(image: Image.Image, form: DecodedImageFormat) -> NDArr
 
 
 def find_filled_part(width: float, height: float, form: DecodedImageFormat) -> tuple[slice, slice]:
-    """Return the rows and columns of the data set's grid that a picture fills; the rest is padding.
+    """Return the rows and columns of a converted picture that show the original picture; the rest is padding.
 
     Args:
-        width: Width of the picture as people see it.
-        height: Its height, in the same unit.
+        width: Width of the original picture, in any unit of length.
+        height: Height of the original picture, in the same unit.
     """
     filled_width, filled_height = form.side, form.side
     if form.resize == "pad":
@@ -314,7 +342,7 @@ def find_filled_part(width: float, height: float, form: DecodedImageFormat) -> t
 
 
 def has_color(image: Image.Image) -> bool:
-    """Return True if a decoded picture, of mode "L" or "RGB", has a pixel whose channels differ."""
+    """Return True if a decoded picture, of mode "L" or "RGB", has a pixel with unequal channels."""
     if image.mode == "L":
         return False
     red, green, blue = image.split()
@@ -322,7 +350,7 @@ def has_color(image: Image.Image) -> bool:
 
 
 def resize_images(images: NDArray[np.uint8], size: int | None, resize: Resize) -> NDArray[np.uint8]:
-    """Resize images ``(n, height, width[, 3])`` to ``size``; return the same array if they already have it."""
+    """Resize images ``(n, height, width[, 3])`` to squares of side ``size``; return the same array if they are."""
     if size is None or images.shape[1:3] == (size, size):
         return images
     form = DecodedImageFormat(size, images.ndim == 4, resize)
@@ -349,36 +377,38 @@ def refuse_too_many_skipped_images(where: str, skipped: Sequence[SkippedImage], 
 
     Args:
         where: The configuration key that the error message names.
-        total: Number of all images, unreadable ones included.
+        total: Number of all images, including unreadable images.
 
     Raises:
         BadInput: With the first five file names for each reason.
     """
     if len(skipped) <= budget * total:
         return
-    names = defaultdict[str, list[str]](list)
-    for skip in skipped:
-        names[skip.reason].append(skip.name)
-    listed = [f"{quote_names(of_reason, 5)} ({reason})" for reason, of_reason in names.items()]
+    names_by_reason = defaultdict[str, list[str]](list)
+    for image in skipped:
+        names_by_reason[image.reason].append(image.name)
+    listed = [f"{quote_names(names, 5)} ({reason})" for reason, names in names_by_reason.items()]
     more = f"; and of {len(listed) - 20} other reasons" if len(listed) > 20 else ""
     problem = f"{len(skipped)} of {total} images cannot be read, more than skip_budget = {budget:g} allows: "
     problem += f"{'; '.join(listed[:20])}{more}."
-    remedy = " ".join(filter(None, ("Repair or remove them, or raise skip_budget.", describe_png_conversion(names))))
+    remedy = " ".join(
+        filter(None, ("Repair or remove them, or raise skip_budget.", describe_png_conversion(names_by_reason)))
+    )
     raise BadInput([Fault(where, problem, remedy, cause="unreadable")])
 
 
 def is_grey_picture(image: NDArray[np.uint8]) -> bool:
-    """Return True if a picture ``(height, width[, 3])`` has no colour except noise."""
+    """Return True if a picture ``(height, width[, 3])`` is grey, apart from a few pixels and small differences."""
     if image.ndim == 2:
         return True
     spread = image.max(axis=2).astype(np.int16) - image.min(axis=2)
-    return bool((spread > _NOISE_OF_COLOR).mean() <= _SHARE_IN_COLOR)
+    return bool((spread > _MAX_COLOR_NOISE).mean() <= _MAX_COLORED_SHARE)
 
 
 def encode_png_thumbnail(image: NDArray[np.uint8], side: int) -> bytes:
     """Encode an image ``(height, width[, 3])`` as PNG, shrunk so that no side exceeds ``side`` pixels.
 
-    A volume ``(depth, height, width, channels)`` is shown by its middle slices.
+    For a volume ``(depth, height, width, channels)``, the thumbnail shows its three middle slices.
     """
     shown = show_middle_slices(image) if image.ndim == 4 else image
     thumbnail, file = Image.fromarray(shown), io.BytesIO()

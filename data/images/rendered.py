@@ -1,4 +1,4 @@
-"""A decoded DICOM or NIfTI picture, and the shape of its pixels."""
+"""A decoded DICOM or NIfTI picture, and the aspect ratio of its pixels."""
 
 import math
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 SQUARE_TOLERANCE = 0.01
-"""Difference of height and width up to which a pixel counts as square, because files round their numbers."""
-_LARGEST_ASPECT = 100
+"""A pixel counts as square if its aspect ratio differs from 1 by at most this, because files round their numbers."""
+_MAX_ASPECT = 100
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,9 @@ class RenderedPicture:
 
     Attributes:
         pixels: uint8 ``(height, width)`` for grey, ``(height, width, 3)`` for colour.
-        is_blank: True if all pixels are one grey although the stored values differ, because the window misses them.
-        pixel_aspect: Height of a pixel divided by its width, 1 for square pixels.
+        is_blank: True if all pixels have one grey value although the stored values differ, because the window misses
+            all of them.
+        pixel_aspect: Height of a pixel divided by its width; 1 for square pixels.
     """
 
     pixels: NDArray[np.uint8]
@@ -29,13 +30,13 @@ class RenderedPicture:
 
 
 def compute_pixel_aspect(height: float, width: float) -> float:
-    """Return the height of a pixel divided by its width; 1 if both differ by no more than rounding.
+    """Return the height of a pixel divided by its width; 1 if they differ only by rounding.
 
     Raises:
-        ValueError: If one is more than 100 times the other, which is an error of the file.
+        ValueError: If one is more than 100 times the other, because the file must then be wrong.
     """
     aspect = height / width
-    if max(aspect, 1 / aspect) > _LARGEST_ASPECT:
+    if max(aspect, 1 / aspect) > _MAX_ASPECT:
         raise ValueError(f"the file says that a pixel is {height:g} high and {width:g} wide, which cannot be")
     return 1.0 if abs(aspect - 1) <= SQUARE_TOLERANCE else aspect
 
@@ -44,11 +45,11 @@ def find_dicom_pixel_aspect(elements: Sequence[Any]) -> float:
     """Return the height of a DICOM file's pixels divided by their width.
 
     Args:
-        elements: The values of PixelSpacing, ImagerPixelSpacing, NominalScannedPixelSpacing and PixelAspectRatio, which
-            all give the height first (DICOM PS3.3 C.7.6.3.1.7). The first that holds two positive numbers counts.
+        elements: The values of PixelSpacing, ImagerPixelSpacing, NominalScannedPixelSpacing and PixelAspectRatio; each
+            has the height first (DICOM PS3.3 C.7.6.3.1.7). The first value with two positive numbers is used.
 
     Raises:
-        ValueError: If the numbers cannot be those of a pixel.
+        ValueError: If height and width differ too much (:func:`compute_pixel_aspect`).
     """
     for value in elements:
         try:

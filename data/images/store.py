@@ -1,6 +1,6 @@
-"""Decode the pictures of a data set into memory, or into a cache on the disk that later runs use.
+"""Decode the pictures of a data set into memory, or into a cache on the disk for later runs.
 
-Both give the same pixels. A cache entry is identified by the content of its image file and by everything else that
+Both give the same pixels. The key of a cache entry depends on the content of the image file and on everything else that
 determines the pixels: size, colour, rendering, and the versions of the decoders.
 """
 
@@ -36,12 +36,12 @@ from polyclinic.common.system.plain_text import (
     format_count_with_noun,
     format_duration,
 )
-from polyclinic.data.base.decoded_size import SHARE_OF_MEMORY, measure_process_memory_limit
+from polyclinic.data.base.decoded_size import MAX_MEMORY_SHARE, measure_process_memory_limit
 from polyclinic.data.base.image_set import LazyPictures, SkippedImage
 from polyclinic.data.images.pixel_cache import (
-    FORM,
-    LAYOUT,
-    SETTLED_S,
+    FORM_FILE,
+    LAYOUT_VERSION,
+    MIN_FILE_AGE_S,
     PixelCache,
     PixelCacheWriter,
     hash_image_file,
@@ -52,7 +52,7 @@ from polyclinic.data.images.pixel_cache import (
     remove_least_recent_unused_caches,
 )
 from polyclinic.data.images.reading import (
-    BLANK,
+    BLANK_KEY,
     DecodedImageFormat,
     decode_picture,
     explain_decoding_error,
@@ -62,15 +62,16 @@ from polyclinic.data.images.reading import (
     read_first_bytes,
 )
 
-SMALL_BYTES = 16 << 20
-"""Total file size up to which pictures are decoded into memory, in about a second, without a cache."""
-PROGRESS_S = 5.0
-SPARE_BYTES = 1 << 30
-"""Free disk space in bytes that a cache leaves."""
-_INSIDE = "polyclinic-images"
-"""Name of the cache's subfolder, if its folder holds other files."""
-_PICTURES_AT_A_TIME = 4096
-_DECODERS = (
+CACHE_THRESHOLD_BYTES = 16 << 20
+"""If the files are smaller than this in total, they are decoded into memory, which takes about a second, and not into
+the cache."""
+PROGRESS_INTERVAL_S = 5.0
+RESERVED_DISK_BYTES = 1 << 30
+"""Disk space that the cache never uses."""
+_CACHE_SUBFOLDER = "polyclinic-images"
+"""Name of the subfolder for the cache if its folder holds other files."""
+_PICTURES_PER_BATCH = 4096
+_DECODER_PACKAGES = (
     *("pillow", "pydicom", "nibabel", "numpy", "pylibjpeg-libjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle"),
     *("pyjpegls", "python-gdcm", "imagecodecs"),
 )
@@ -78,16 +79,16 @@ _DECODERS = (
 
 @dataclass(frozen=True)
 class DecodedImageStore:
-    """Where decoded pictures are stored: in memory, or in a cache folder.
+    """Settings for storing decoded pictures, in memory or in a cache folder.
 
     Attributes:
         folder: The cache folder; None keeps pictures in memory and decodes them at each program start.
         limit_bytes: Maximum size of the cache.
         limit_key: The configuration key for that size, for messages.
-        off: The configuration line that turns the cache off, for messages.
+        off: The line of a configuration file that turns the cache off, for messages.
         secret: AES-256 key (32 bytes) that encrypts the pictures; None stores them unencrypted.
         workers: Number of decoding threads.
-        tell: Prints a progress line for the user.
+        tell: Function that prints a progress line for the user.
     """
 
     folder: Path | None = None
@@ -100,6 +101,7 @@ class DecodedImageStore:
 
 
 MEMORY_STORE = DecodedImageStore()
+"""Stores decoded pictures in memory."""
 
 
 def open_user_image_store(
@@ -108,24 +110,24 @@ def open_user_image_store(
     """Return the image cache that all runs of this operating-system user share.
 
     Args:
-        tell: Prints a progress line for the user.
+        tell: Function that prints a progress line for the user.
         folder: The cache folder; empty for ``$XDG_CACHE_HOME/polyclinic/images`` or ``~/.cache/polyclinic/images``.
-        limit_gb: Maximum size in GB; 0 keeps images in memory.
+        limit_gb: Maximum size in GB; 0 stores images in memory.
     """
-    place = Path(folder) if folder else None
-    if place is None:
-        with suppress(RuntimeError):  # an account without a home
-            place = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyclinic" / "images"
-    return DecodedImageStore(place if limit_gb else None, int(limit_gb * 1e9), tell=tell)
+    path = Path(folder) if folder else None
+    if path is None:
+        with suppress(RuntimeError):  # the account has no home folder
+            path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "polyclinic" / "images"
+    return DecodedImageStore(path if limit_gb else None, int(limit_gb * 1e9), tell=tell)
 
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """Identifies the content of a file on disk or in a PACS without reading it.
+    """Identifies the content of a file on the disk or in a PACS without reading it.
 
     Attributes:
-        about: Text, such as path, size and times, that changes whenever the content may have changed.
-        size: Bytes; None if unknown.
+        about: Text with path, size and times, or a UID; it differs if the content may have changed.
+        size: Size of the file in bytes; None if unknown.
         changed: Time of the last change, in seconds since 1970.
     """
 
@@ -143,18 +145,18 @@ class FileIdentity:
         except (OSError, ValueError):
             return None
         name = str(path) if path.is_absolute() else os.path.abspath(path)
-        place = f"{name}\0{status.st_dev}\0{status.st_ino}"
-        about = f"{place}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
+        location = f"{name}\0{status.st_dev}\0{status.st_ino}"
+        about = f"{location}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}"
         return cls(about, status.st_size, status.st_ctime)
 
     @classmethod
     def _identify_folder(cls, folder: Path) -> "FileIdentity":
-        """Return the identity of a folder of slices, which changes with each of its files."""
+        """Return the identity of a folder with slices, which changes when one of the files changes."""
         files = [cls.identify_file(file) for file in sorted(folder.iterdir()) if not file.is_dir()]
-        known = [identity for identity in files if identity is not None]
-        about = blake3("\1".join(identity.about for identity in known).encode()).hexdigest()
-        size = sum(identity.size or 0 for identity in known)
-        return cls(f"{folder}\0{about}", size, max((identity.changed for identity in known), default=0.0))
+        identities = [identity for identity in files if identity is not None]
+        about = blake3("\1".join(identity.about for identity in identities).encode()).hexdigest()
+        size = sum(identity.size or 0 for identity in identities)
+        return cls(f"{folder}\0{about}", size, max((identity.changed for identity in identities), default=0.0))
 
 
 @dataclass(frozen=True)
@@ -162,12 +164,12 @@ class DecodedPictures:
     """The result of decoding a list of pictures.
 
     Attributes:
-        stored: The store, which may also hold other pictures.
+        stored: The decoded pictures, and possibly other pictures of the cache.
         places: ``(n,)``, the index in ``stored`` of each readable picture; identical files have the same index.
-        rows: ``(n,)``, the position of each readable picture in the requested list.
+        rows: ``(n,)``, the index of each readable picture in the requested list.
         skipped: The unreadable pictures.
-        blank: Names of files rendered in one uniform grey, because the window misses all their values.
-        drops_color: True if pictures are stored in grey, and the file of one of them has colour.
+        blank: Names of files whose pictures are uniformly grey, because the window misses all their values.
+        drops_color: True if pictures are stored in grey although a file has colour.
     """
 
     stored: NDArray[np.uint8] | LazyPictures
@@ -180,38 +182,41 @@ class DecodedPictures:
     @property
     def images(self) -> NDArray[np.uint8]:
         """The readable pictures in memory; ``images[i]`` is number ``rows[i]`` of the requested list."""
-        whole = isinstance(self.stored, np.ndarray) and np.array_equal(self.places, np.arange(len(self.stored)))
-        return self.stored[:] if whole else self.stored[self.places]  # the first is a view
+        if isinstance(self.stored, np.ndarray) and np.array_equal(self.places, np.arange(len(self.stored))):
+            return self.stored[:]  # a view, without a copy
+        return self.stored[self.places]
 
 
-Read = Callable[[int], bytes | Path]
+ReadPicture = Callable[[int], bytes | Path]
+"""Function of the index of a picture that returns the bytes of its file, or the path of its file."""
 
 
 def decode_pictures(
     names: Sequence[str],
-    read: Read,
+    read: ReadPicture,
     form: DecodedImageFormat,
     store: DecodedImageStore = MEMORY_STORE,
     connection: AbstractContextManager[object] | None = None,
     identify: Callable[[int], FileIdentity | None] = lambda row: None,
 ) -> DecodedPictures:
-    """Decode a list of pictures into the store; pictures that the cache already has are not read.
+    """Decode a list of pictures into memory or into the cache; pictures that the cache already has are not read.
 
-    If all files together have less than :data:`SMALL_BYTES`, they are decoded into memory even if there is a cache.
+    If the files are smaller than :data:`CACHE_THRESHOLD_BYTES` in total, they are decoded into memory even if there is
+    a cache.
 
     Args:
-        names: The name of each picture, for the list of skipped ones.
+        names: The name of each picture, for the list of skipped pictures.
         read: Called with i, returns the bytes of picture i, or the path of its file.
-        connection: Context manager that is entered while pictures are read. After an error it is left at once, so that
-            leaving it can interrupt decoding threads that still wait for data.
-        identify: Called with i, returns the identity of picture i, or None if only its content identifies it.
+        connection: Context manager that is entered while pictures are read. After an error it is exited at once, so
+            that its exit can interrupt decoding threads that wait for data.
+        identify: Called with i, returns the identity of picture i, or None if it must be identified by its content.
 
     Raises:
         BadInput: If the pictures fit neither into memory nor on the disk.
     """
     work = _PictureListDecoder(names, read, form, store, connection or nullcontext(), identify)
     sizes = [identity.size for identity in work.identities if identity]
-    small = None not in sizes and len(sizes) == len(names) and sum(filter(None, sizes)) < SMALL_BYTES
+    small = None not in sizes and len(sizes) == len(names) and sum(filter(None, sizes)) < CACHE_THRESHOLD_BYTES
     if store.folder is not None and names and not small:
         with warn_about_cache_errors(store):
             return work.decode_pictures_into_cache(store.folder)
@@ -220,10 +225,10 @@ def decode_pictures(
 
 @dataclass
 class _PictureListDecoder:
-    """Decodes one list of pictures, either into memory or into a cache."""
+    """Decodes one list of pictures, either into memory or into a cache; the fields are those of `decode_pictures`."""
 
     names: Sequence[str]
-    read: Read
+    read: ReadPicture
     form: DecodedImageFormat
     store: DecodedImageStore
     connection: AbstractContextManager[object]
@@ -232,7 +237,9 @@ class _PictureListDecoder:
     def __post_init__(self) -> None:
         self.identities = [self.identify(row) for row in range(len(self.names))]
         self.places = np.full(len(self.names), -1, np.intp)
-        self.reasons, self.blank, self.colored = dict[int, str](), set[int](), set[int]()
+        self.reasons = dict[int, str]()
+        self.blank = set[int]()
+        self.colored = set[int]()
 
     def decode_pictures_into_memory(self) -> DecodedPictures:
         """Decode all pictures into one array.
@@ -241,11 +248,13 @@ class _PictureListDecoder:
             BadInput: If the array exceeds the memory limit of this process.
         """
         images = allocate_picture_array(len(self.names), self.form.shape, self.store)
-        self.places[:] = -1  # left over from a cache that failed
+        # Discard the results of a cache that failed.
+        self.places[:] = -1
         self.reasons.clear()
         self.blank.clear()
         self.colored.clear()
-        keys, volumes = dict[int, bytes](), dict[int, Path]()
+        keys = dict[int, bytes]()  # row -> hash of the file
+        volumes = dict[int, Path]()
 
         def decode_row(row: int) -> None:
             try:
@@ -265,18 +274,19 @@ class _PictureListDecoder:
 
         self._decode_in_threads(range(len(self.names)), decode_row)
         # Only a slice of each volume was read, or it was resampled: compare whole files where the results are equal.
-        slices = {row: hash_image_file(images[row].tobytes()) for row in volumes}
-        counts, first = Counter(slices.values()), dict[bytes, int]()
-        keys |= {row: hash_image_file(volumes[row]) for row, key in slices.items() if counts[key] > 1}
+        result_hashes = {row: hash_image_file(images[row].tobytes()) for row in volumes}
+        counts = Counter(result_hashes.values())
+        keys |= {row: hash_image_file(volumes[row]) for row, result in result_hashes.items() if counts[result] > 1}
+        first_row = dict[bytes, int]()
         for row, key in sorted(keys.items()):
-            self.places[row] = first.setdefault(key, row)
+            self.places[row] = first_row.setdefault(key, row)
         return self._collect_decoded_pictures(images)
 
     def decode_pictures_into_cache(self, root: Path) -> DecodedPictures:
-        """Decode the pictures that the cache lacks, and return all of them from the cache.
+        """Decode the pictures that are not in the cache, and return all pictures from the cache.
 
         Raises:
-            BadInput: If the cache has no room for the pictures.
+            BadInput: If the pictures do not fit into the cache.
             OSError: If the folder cannot be used.
         """
         open_cache = partial(open_pixel_cache, self.store, root, asdict(self.form), self.form.shape)
@@ -293,17 +303,17 @@ class _PictureListDecoder:
         return self._collect_decoded_pictures(cache.open_cached_pictures())
 
     def read_picture_content(self, number: int) -> bytes | Path:
-        """Return the bytes of a picture; the path of a volume, or of a NIfTI file of which only a slice is read."""
+        """Return the bytes of a picture file, or the path of a volume or of a NIfTI file."""
         content = self.read(number)
         if isinstance(content, Path) and not self.form.is_volume and not is_nifti_file(read_first_bytes(content)):
             return content.read_bytes()
         return content
 
     def decode_to_dataset_format(self, content: bytes | Path) -> tuple[NDArray[np.uint8], bool, bool]:
-        """Decode a picture to the data set's format.
+        """Decode a picture to the format of the data set.
 
         Returns:
-            The pixels; True if the picture is one uniform grey; True if it loses its colour.
+            The pixels; True if the picture is uniformly grey; True if it loses its colour.
         """
         if isinstance(self.form.size, tuple):
             from polyclinic.data.images.volume_pixels import render_volume  # takes a second, like DICOM
@@ -312,16 +322,18 @@ class _PictureListDecoder:
             return volume.voxels, volume.is_blank, False
         image = decode_picture(content, self.form.rendering, self.form.side)
         loses_color = not self.form.color and has_color(image)
-        return fit_picture_to_format(image, self.form), image.info.get(BLANK, False), loses_color
+        return fit_picture_to_format(image, self.form), image.info.get(BLANK_KEY, False), loses_color
 
     def _match_cached_pictures(self, cache: PixelCache, rows: dict[bytes, int]) -> list[int]:
-        """Set ``places`` for the pictures that are in the cache; return the positions of the others in the list.
+        """Set ``places`` for the pictures that are in the cache; return the indices of the missing pictures.
 
         Args:
-            rows: The row of each cached picture by its content key (hash of the source file).
+            rows: Content key (hash of the source file) of each cached picture -> its row.
         """
-        files, blank, missing = cache.load_content_keys_by_file(), cache.load_blank_picture_keys(), list[int]()
+        files = cache.load_content_keys_by_file()
+        blank = cache.load_blank_picture_keys()
         colored = cache.load_colored_picture_keys()
+        missing = list[int]()
         self.places[:] = -1
         self.blank.clear()
         self.colored.clear()
@@ -346,8 +358,8 @@ class _PictureListDecoder:
 
         with ThreadPoolExecutor(self.store.workers) as pool, self.connection:
             try:
-                for start in range(0, len(numbers), _PICTURES_AT_A_TIME):
-                    for _ in pool.map(decode_and_count, numbers[start : start + _PICTURES_AT_A_TIME]):
+                for start in range(0, len(numbers), _PICTURES_PER_BATCH):
+                    for _ in pool.map(decode_and_count, numbers[start : start + _PICTURES_PER_BATCH]):
                         pass
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -364,13 +376,18 @@ class _CachingPictureDecoder:
     """Decodes pictures into a cache; of several identical files only one is decoded."""
 
     def __init__(self, work: _PictureListDecoder, cache: PixelCache, out: PixelCacheWriter) -> None:
-        self.work, self.cache, self.out, self.blank = work, cache, out, cache.load_blank_picture_keys()
+        self.work = work
+        self.cache = cache
+        self.out = out
+        self.blank = cache.load_blank_picture_keys()
         self.colored = cache.load_colored_picture_keys()
-        self._busy, self._changed = set[bytes](), threading.Condition()
+        self._keys_in_work = set[bytes]()
+        self._keys_changed = threading.Condition()
 
     def decode_unless_cached(self, number: int) -> None:
         """Decode picture ``number``, unless the cache has a picture from an identical file."""
-        work, began = self.work, time.time()
+        work = self.work
+        began = time.time()
         try:
             content = work.read_picture_content(number)
             key = self.cache.hash_image_file(content)
@@ -397,43 +414,46 @@ class _CachingPictureDecoder:
         if key in self.colored:
             work.colored.add(number)
         before = work.identities[number]
-        if before and before == work.identify(number) and began - before.changed > SETTLED_S:
+        if before and before == work.identify(number) and began - before.changed > MIN_FILE_AGE_S:
             self.out.record_file_content_key(self.cache.hash_file_identity(before.about), key)
 
     @contextmanager
     def _lock_file_content(self, key: bytes) -> Iterator[None]:
-        """Let only one thread at a time run a ``with`` block for files with the same content key; others wait.
+        """Run the ``with`` block in only one thread at a time for files with the same content key; others wait.
 
         Args:
             key: Content key of the file (hash of its bytes).
         """
-        with self._changed:
-            self._changed.wait_for(lambda: key not in self._busy)
-            self._busy.add(key)
+        with self._keys_changed:
+            self._keys_changed.wait_for(lambda: key not in self._keys_in_work)
+            self._keys_in_work.add(key)
         try:
             yield
         finally:
-            with self._changed:
-                self._busy.discard(key)
-                self._changed.notify_all()
+            with self._keys_changed:
+                self._keys_in_work.discard(key)
+                self._keys_changed.notify_all()
 
 
 class DecodingProgress:
     """Prints the decoding progress every few seconds: the number of pictures, the speed and the remaining time."""
 
     def __init__(self, total: int, tell: Callable[[str], object]) -> None:
-        self._total, self._tell, self._done = total, tell, 0
-        self._began = self._told = time.monotonic()
+        self._total = total
+        self._tell = tell
+        self._done = 0
+        self._began = time.monotonic()
+        self._last_print = self._began
         self._lock = threading.Lock()
 
     def count_decoded_picture(self) -> None:
-        """Count one more decoded picture, and print the progress if it is time."""
+        """Count one more decoded picture, and print the progress every :data:`PROGRESS_INTERVAL_S` seconds."""
         with self._lock:
             self._done += 1
             now = time.monotonic()
-            if now - self._told < PROGRESS_S or self._done == self._total:
+            if now - self._last_print < PROGRESS_INTERVAL_S or self._done == self._total:
                 return
-            self._told = now
+            self._last_print = now
             rate = self._done / (now - self._began)
         rest = format_duration((self._total - self._done) / rate)
         self._tell(f"decoding images: {self._done:,} of {self._total:,}, {rate:,.0f} a second, {rest} left")
@@ -441,10 +461,11 @@ class DecodingProgress:
 
 def allocate_picture_array(count: int, shape: tuple[int, ...], store: DecodedImageStore) -> NDArray[np.uint8]:
     """Allocate an array ``(count, *shape)``; raise :class:`BadInput` if it exceeds this process's memory limit."""
-    needed, room = count * math.prod(shape), int(SHARE_OF_MEMORY * measure_process_memory_limit())
-    if needed > room:
+    needed = count * math.prod(shape)
+    limit = int(MAX_MEMORY_SHARE * measure_process_memory_limit())
+    if needed > limit:
         problem = f"{format_count_with_noun(count, 'image')} take {format_bytes(needed)} once decoded, and only "
-        problem += f"{format_bytes(room)} of memory may be used for them: images are held in memory because no folder "
+        problem += f"{format_bytes(limit)} of memory may be used for them: images are held in memory because no folder "
         problem += "keeps them."
         raise BadInput([Fault("data", problem, f"Let decoded images be kept on the disk: {store.limit_key}.")])
     return np.zeros((count, *shape), np.uint8)
@@ -460,38 +481,41 @@ def cache_large_file_pictures(
     """Store the pictures of one large file (such as npz) in the cache.
 
     Args:
-        form: Everything besides the file that determines the pixels; ``shape`` is the shape of a picture.
+        form: All settings, beside the file, that determine the pixels; ``form["shape"]`` is the shape of a picture.
         names: A name for each picture within the file.
-        read: Given ascending picture numbers, yields these pictures in blocks.
+        read: Given ascending indices of pictures, yields these pictures in blocks.
 
     Returns:
         The cached pictures and the index of each picture in them; None if no cache can be used.
 
     Raises:
-        BadInput: If the cache has no room for the pictures.
+        BadInput: If the pictures do not fit into the cache.
     """
     if store.folder is None or (identity := FileIdentity.identify_file(file)) is None:
         return None
     with warn_about_cache_errors(store):
         open_cache = partial(open_pixel_cache, store, store.folder, form, tuple(form["shape"]))
         cache = open_cache()
-        whole, began = cache.load_content_keys_by_file().get(cache.hash_file_identity(identity.about)), time.time()
-        content = whole or cache.hash_image_file(file)
-        keys = [blake3(content + name.encode()).digest() for name in names]
-        places, written = cache.load_rows_by_content_key(), list[int]()
-        if whole is None or not set(keys) <= places.keys():
-            missing, count = len(set(keys) - places.keys()), len(set(keys))
-            cache = make_cache_room(cache, missing, count, store, open_cache)
+        began = time.time()
+        recorded_key = cache.load_content_keys_by_file().get(cache.hash_file_identity(identity.about))
+        file_key = recorded_key or cache.hash_image_file(file)
+        keys = [blake3(file_key + name.encode()).digest() for name in names]
+        places = cache.load_rows_by_content_key()
+        written = list[int]()
+        if recorded_key is None or not set(keys) <= places.keys():
+            missing = len(set(keys) - places.keys())
+            cache = make_cache_room(cache, missing, len(set(keys)), store, open_cache)
             waiting = "another program reads these images: waiting for it"
             with cache.open_cache_writer(lambda: store.tell(waiting)) as out:
                 written = [number for number, key in enumerate(keys) if key not in out.places]
                 out.reserve_picture_rows(len(written))
-                progress, following = DecodingProgress(len(written), store.tell), iter(written)
-                for picture in chain.from_iterable(read(np.array(written, np.intp)) if written else ()):
-                    out.add_picture_to_cache(keys[next(following)], picture)
+                progress = DecodingProgress(len(written), store.tell)
+                pictures = chain.from_iterable(read(np.array(written, np.intp)) if written else ())
+                for number, picture in zip(written, pictures, strict=False):
+                    out.add_picture_to_cache(keys[number], picture)
                     progress.count_decoded_picture()
-                if began - identity.changed > SETTLED_S and identity == FileIdentity.identify_file(file):
-                    out.record_file_content_key(cache.hash_file_identity(identity.about), content)
+                if began - identity.changed > MIN_FILE_AGE_S and identity == FileIdentity.identify_file(file):
+                    out.record_file_content_key(cache.hash_file_identity(identity.about), file_key)
                 places = out.places
         print_cache_location(store, cache.folder.parent, len(keys), len(written))
         return cache.open_cached_pictures(), np.array([places[key] for key in keys], np.intp)
@@ -521,45 +545,52 @@ def open_pixel_cache(
 
     Args:
         root: The folder of all caches.
-        form: Everything besides the files that determines the pixels.
+        form: All settings, beside the files, that determine the pixels.
         shape: Shape of each picture, ``(height, width[, 3])``.
     """
     about = {"form": dict(form), "decoders": _list_decoder_versions(), "encrypted": store.secret is not None}
-    text = format_as_json_text(about | {"layout": LAYOUT}, indent=1)
+    text = format_as_json_text(about | {"layout": LAYOUT_VERSION}, indent=1)
     if not make_marked_cache_folder(root):
-        root = root / _INSIDE
+        root = root / _CACHE_SUBFOLDER
         make_marked_cache_folder(root)
     folder = root / make_keyed_blake3_hash(store.secret).update(text.encode()).hexdigest(16)
     cache = PixelCache(folder, shape, store.secret)
-    if not (folder / FORM).exists():
-        with open_own_file(folder / FORM, "w") as file:
+    if not (folder / FORM_FILE).exists():
+        with open_own_file(folder / FORM_FILE, "w") as file:
             file.write(text)
     return cache
 
 
 def print_cache_location(store: DecodedImageStore, root: Path, count: int, decoded: int, noun: str = "image") -> None:
-    """Print how many pictures, or what ``noun`` says, a data set has, and how much the cache keeps."""
-    kept = f"{root} keeps {format_bytes(measure_cached_pixel_bytes(root))} of decoded images"
+    """Print the number of pictures in a data set, and the size and the limit of the cache.
+
+    Args:
+        root: The folder of all caches.
+        count: Number of pictures in the data set.
+        decoded: Number of pictures that were decoded now.
+        noun: Noun for a picture in the message.
+    """
+    usage = f"{root} keeps {format_bytes(measure_cached_pixel_bytes(root))} of decoded images"
     limit = f"at most {format_bytes(store.limit_bytes)} ({store.limit_key})"
-    store.tell(f"{format_count_with_noun(count, noun)}, {decoded:,} of them read now; {kept}, {limit}")
+    store.tell(f"{format_count_with_noun(count, noun)}, {decoded:,} of them read now; {usage}, {limit}")
 
 
 def make_cache_room(
     cache: PixelCache, missing: int, count: int, store: DecodedImageStore, open_cache: Callable[[], PixelCache]
 ) -> PixelCache:
-    """Make room for a data set's pictures in the cache of its image format.
+    """Free enough disk space for the pictures of a data set in the cache of its image format.
 
-    If there is room for the missing pictures, nothing is removed. Otherwise whole caches of other image formats are
-    removed, the least recently used first. If that cannot free enough, the cache of this format is removed as well,
-    with all its pictures. The new cache must then hold every picture of the data set.
+    If the missing pictures fit, nothing is removed. Otherwise whole caches of other image formats are removed, the
+    least recently used first. If that cannot free enough, the cache of this format is removed as well, with all its
+    pictures. The new cache must then hold every picture of the data set.
 
     A cache that another program uses is never removed.
 
     Args:
         cache: The cache of the data set's image format.
-        missing: Number of the data set's pictures that are not in ``cache`` yet.
+        missing: Number of pictures of the data set that are not in ``cache`` yet.
         count: Number of all pictures of the data set.
-        store: Gives the limit of bytes for all caches.
+        store: Settings with the size limit for all caches.
         open_cache: Opens a new cache of this format after the old one was removed.
 
     Returns:
@@ -568,8 +599,9 @@ def make_cache_room(
     Raises:
         BadInput: If removing all unused caches would not free enough; in this case nothing is removed.
     """
-    root, needed = cache.folder.parent, missing * cache.row_bytes
-    free = min(store.limit_bytes - measure_cached_pixel_bytes(root), shutil.disk_usage(root).free - SPARE_BYTES)
+    root = cache.folder.parent
+    needed = missing * cache.row_bytes
+    free = min(store.limit_bytes - measure_cached_pixel_bytes(root), shutil.disk_usage(root).free - RESERVED_DISK_BYTES)
     if needed <= free or remove_least_recent_unused_caches(root, needed - free, spare=cache.folder):
         return cache
     cache.close()
@@ -579,13 +611,13 @@ def make_cache_room(
     problem += f"{format_bytes(needed)} once decoded."
     limit = f"All decoded images may take {format_bytes(store.limit_bytes)} ({store.limit_key}). "
     limit += f"{format_bytes(shutil.disk_usage(root).free)} of the disk are free, of which "
-    limit += f"{format_bytes(SPARE_BYTES)} stay free. "
+    limit += f"{format_bytes(RESERVED_DISK_BYTES)} stay free. "
     remedy = f"Raise the limit, make room, or decode images into memory at each start: {store.off}."
     raise BadInput([Fault(str(root), problem, limit + remedy)])
 
 
 def remove_image_store(folder: Path) -> bool:
-    """Remove the decoded pictures below a folder, and the folder itself if nothing else is in it.
+    """Remove the decoded pictures in a cache folder, and the folder itself if nothing else is in it.
 
     If ``folder`` is a symbolic link, the link is removed too.
 
@@ -595,8 +627,8 @@ def remove_image_store(folder: Path) -> bool:
     Raises:
         OSError: If a file cannot be removed.
     """
-    place = folder.resolve()
-    removed = [remove_all_pixel_caches(root) for root in (place / _INSIDE, place)]
+    resolved = folder.resolve()
+    removed = [remove_all_pixel_caches(root) for root in (resolved / _CACHE_SUBFOLDER, resolved)]
     if folder.is_symlink():
         folder.unlink()
     return any(removed)
@@ -608,7 +640,7 @@ def _list_decoder_versions() -> dict[str, str]:
     others = ("pixel_cache.py", "store.py", "mask_store.py", "pixels.py", "patches.py", "augmentation.py")
     sources = [file for file in sorted(Path(__file__).parent.glob("*.py")) if file.name not in others]
     versions = {"polyclinic": blake3(b"".join(file.read_bytes() for file in sources)).hexdigest()}
-    for name in _DECODERS:
+    for name in _DECODER_PACKAGES:
         with suppress(PackageNotFoundError):
             versions[name] = version(name)
     return versions

@@ -1,8 +1,8 @@
-"""The DICOM transfer syntaxes that can be decoded, and the library for each; registers our JPEG decoder with pydicom.
+"""List the DICOM transfer syntaxes that can be decoded, with their libraries; register our JPEG decoder in pydicom.
 
 Our decoder handles all JPEG variants, because pydicom's decoders accept truncated frames and crash on damaged ones. It
 uses Pillow for JPEG of 8 bits, libjpeg-turbo 3 (in imagecodecs) for 12-bit and lossless JPEG, and CharLS (in
-imagecodecs) for JPEG-LS. The frame's header decides which variant it is, because devices write wrong transfer syntaxes.
+imagecodecs) for JPEG-LS. The variant is taken from the frame's header, because devices write wrong transfer syntaxes.
 """
 
 from collections.abc import Mapping
@@ -24,18 +24,18 @@ from polyclinic.data.images.jpeg import (
 )
 
 DECODER_NAME = "polyclinic"
-_LIBRARY = "imagecodecs"
-_BASELINE = uid.JPEGBaseline8Bit
-JPEG = (uid.JPEGExtended12Bit, uid.JPEGLossless, uid.JPEGLosslessSV1)
-JPEG_LS = (uid.JPEGLSLossless, uid.JPEGLSNearLossless)
-LOSSY = (_BASELINE, uid.JPEGExtended12Bit, uid.JPEGLSNearLossless, uid.JPEG2000, uid.HTJ2K)
-"""Transfer syntaxes whose decoded numbers may differ from those that were compressed."""
-DECODER_DEPENDENCIES = dict.fromkeys((_BASELINE, *JPEG, *JPEG_LS), (_LIBRARY,))
-"""The libraries that pydicom names in an error message if they are missing."""
+_JPEG_LIBRARY = "imagecodecs"
+_BASELINE_SYNTAX = uid.JPEGBaseline8Bit
+JPEG_SYNTAXES = (uid.JPEGExtended12Bit, uid.JPEGLossless, uid.JPEGLosslessSV1)
+JPEG_LS_SYNTAXES = (uid.JPEGLSLossless, uid.JPEGLSNearLossless)
+LOSSY_SYNTAXES = (_BASELINE_SYNTAX, uid.JPEGExtended12Bit, uid.JPEGLSNearLossless, uid.JPEG2000, uid.HTJ2K)
+"""Transfer syntaxes with lossy compression."""
+DECODER_DEPENDENCIES = dict.fromkeys((_BASELINE_SYNTAX, *JPEG_SYNTAXES, *JPEG_LS_SYNTAXES), (_JPEG_LIBRARY,))
+"""Transfer syntax -> libraries that pydicom names in an error message if they are missing."""
 
 
 def is_available(syntax: str) -> bool:
-    """Return True if our decoder handles the transfer syntax; pydicom calls this when the decoder is registered."""
+    """Return True if our decoder handles the transfer syntax; pydicom calls this function under this name."""
     return syntax in DECODER_DEPENDENCIES
 
 
@@ -49,19 +49,19 @@ def register_pydicom_decoder() -> None:
 def decode_jpeg_frame_for_pydicom(frame: bytes, runner: Any) -> bytes:
     """Decode one JPEG or JPEG-LS frame to the bytes of its pixels; pydicom calls this with its ``DecodeRunner``.
 
-    The DICOM header decides the colour space, except for lossy JPEG frames of 8 bits whose own markers state it.
+    The colour space is that of the DICOM header, except for lossy 8-bit JPEG frames whose markers state one.
 
     Raises:
         RuntimeError: If the frame is damaged.
     """
     color = runner.samples_per_pixel == 3
-    if runner.transfer_syntax in JPEG_LS:
+    if runner.transfer_syntax in JPEG_LS_SYNTAXES:
         # Without an end marker CharLS reads 2^31 zeros after the data, which takes seconds.
-        pixels = import_module(_LIBRARY).jpegls_decode(frame + END_OF_IMAGE)
+        pixels = import_module(_JPEG_LIBRARY).jpegls_decode(frame + END_OF_IMAGE)
     elif (head := parse_jpeg_header(frame)).process == LOSSLESS or head.precision != 8:
         # Colours are not converted: the photometric interpretation describes them.
         colors = {"colorspace": "rgb", "outcolorspace": "rgb"} if color else {}
-        pixels = import_module(_LIBRARY).jpeg8_decode(frame, **colors)
+        pixels = import_module(_JPEG_LIBRARY).jpeg8_decode(frame, **colors)
         if head.process == LOSSLESS:
             refuse_incomplete_lossless_jpeg(frame, pixels)
         else:  # at 8 bits the code words are the same, and Pillow sees where they end
@@ -84,7 +84,7 @@ def decode_jpeg_frame_for_pydicom(frame: bytes, runner: Any) -> bytes:
     return bytes(pixels.tobytes())
 
 
-READ_BY: Mapping[str, str] = {
+DECODER_BY_SYNTAX: Mapping[str, str] = {
     uid.ImplicitVRLittleEndian: "",
     uid.ExplicitVRLittleEndian: "",
     uid.ExplicitVRBigEndian: "",
@@ -97,19 +97,19 @@ READ_BY: Mapping[str, str] = {
     uid.HTJ2K: "pylibjpeg",
     uid.RLELossless: "pydicom",
 }
-"""pydicom's name of the decoder for each transfer syntax; empty for uncompressed pixels.
+"""Transfer syntax -> pydicom's name of the decoder; empty for uncompressed pixels.
 
-Exactly one decoder each, so that pixels do not depend on what else is installed. gdcm and pylibjpeg-rle are left out
-because damaged frames crash the process.
+Each has exactly one decoder, so that pixels do not depend on the installed packages. gdcm and pylibjpeg-rle are not
+used, because damaged frames crash them.
 """
 
 
 def is_transfer_syntax_readable(syntax: str) -> bool:
     """Return True if the installed libraries can decode pixels in this transfer syntax."""
-    if syntax not in READ_BY:
+    if syntax not in DECODER_BY_SYNTAX:
         return False
     register_pydicom_decoder()
-    return not READ_BY[syntax] or READ_BY[syntax] in get_decoder(syntax).available_plugins
+    return not DECODER_BY_SYNTAX[syntax] or DECODER_BY_SYNTAX[syntax] in get_decoder(syntax).available_plugins
 
 
 def get_transfer_syntax_name(syntax: str) -> str:

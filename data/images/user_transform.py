@@ -1,8 +1,8 @@
-"""Calls a user's transform of training images with a batch, or image by image, and with seeded generators.
+"""Call a user's transform of training images, with a batch or image by image, and with seeded random generators.
 
-A transform gets a batch and a generator, ``transform(images, generator)``, if it needs two arguments or calls the
-second ``generator`` or ``rng``. Any other, such as those of MONAI and torchvision, gets one image ``(channels, height,
-width)`` at a time. All other generators that the transform reaches are seeded before each call.
+A transform is called as ``transform(images, generator)`` with a batch if it requires two arguments, or if its second
+parameter is named ``generator`` or ``rng``. Any other transform, such as one of MONAI or torchvision, is called with
+one image ``(channels, height, width)`` at a time. All other generators that it uses are seeded before each call.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from polyclinic.common.system.hashing import derive_seed
 from polyclinic.data.images.random_generators import RandomGenerators
 
 GENERATOR_NAMES = ("generator", "rng")
-"""Names of a second parameter that gets the generator, even if it has a default."""
+"""A second parameter with one of these names receives the generator, even if it has a default value."""
 
 
 def transform_training_images(name: str, images: Tensor, draws: Tensor, generator: torch.Generator) -> Tensor:
@@ -27,8 +27,8 @@ def transform_training_images(name: str, images: Tensor, draws: Tensor, generato
 
     Args:
         name: The transform's name in an experiment, ``plugin:NAME``.
-        draws: ``(n, batch)`` random numbers, from which follow the seeds of the generators that the transform reaches.
-        generator: The generator that a transform of batches gets.
+        draws: ``(n, batch)`` random numbers, from which the seeds of the transform's generators are derived.
+        generator: The generator that is passed to a transform of batches.
 
     Raises:
         BadInput: If the transform is not installed, or returns another shape or type.
@@ -40,20 +40,21 @@ def transform_training_images(name: str, images: Tensor, draws: Tensor, generato
     changed = []
     for number, image in enumerate(images):
         with transform.generators.use_seed(_derive_seed_from_draws(draws[:, number])):
-            # A copy: a transform that changes its image in place would change the data set.
+            # Pass a copy, because a transform that works in place would change the data set.
             changed.append(_check_result(name, image, transform.function(image.clone())))
     return torch.stack(changed) if changed else images
 
 
 def takes_batch_and_generator(transform: Callable[..., Any]) -> bool:
-    """Return True if a transform needs two arguments, or calls its second parameter as in :data:`GENERATOR_NAMES`."""
+    """Return True if a transform requires two arguments, or its second parameter has one of :data:`GENERATOR_NAMES`."""
     try:
-        # The signature of a module's __call__ is that of any arguments.
+        # The signature of a module's __call__ is (*args, **kwargs), so inspect its forward.
         function = transform.forward if isinstance(transform, nn.Module) else transform
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # no function, which its first call reports; or one of C
+    except (TypeError, ValueError):  # not a function, which the first call reports; or a function written in C
         return False
-    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [parameter for parameter in parameters if parameter.kind in kinds]
     if len(positional) < 2:
         return False
     second = positional[1]
@@ -62,23 +63,27 @@ def takes_batch_and_generator(transform: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True)
 class _PreparedTransform:
-    """A user's transform, how it is called, and the generators that it reaches."""
+    """A user's transform, with the random generators that it uses.
+
+    Attributes:
+        takes_batch: Result of :func:`takes_batch_and_generator`.
+    """
 
     function: Callable[..., Any]
     takes_batch: bool
     generators: RandomGenerators
 
 
-_prepared: dict[str, _PreparedTransform] = {}
-"""The last transform of each name; the search for its generators takes longer than a call."""
+_prepared_transforms: dict[str, _PreparedTransform] = {}
+"""Name of a transform -> the transform, cached because the search for its generators takes longer than a call."""
 
 
 def _prepare_transform(name: str) -> _PreparedTransform:
     function = load_plugin_entry_point(TRANSFORMS, name.removeprefix(PLUGIN_PREFIX))
-    prepared = _prepared.get(name)
+    prepared = _prepared_transforms.get(name)
     if prepared is None or prepared.function is not function:
         prepared = _PreparedTransform(function, takes_batch_and_generator(function), RandomGenerators(function))
-        _prepared[name] = prepared
+        _prepared_transforms[name] = prepared
     return prepared
 
 
@@ -87,10 +92,10 @@ def _derive_seed_from_draws(draws: Tensor) -> int:
 
 
 def _check_result(name: str, given: Tensor, result: Any) -> Tensor:
-    """Return a transform's result as a plain tensor of the type and on the device of ``given``.
+    """Return the result of a transform as a plain tensor with the type and the device of ``given``.
 
     Raises:
-        BadInput: If it has another shape, or is no tensor of floats.
+        BadInput: If the result has another shape than ``given``, or is not a tensor of floats.
     """
     if isinstance(result, Tensor) and result.shape == (1, *given.shape):  # kornia makes a batch of one image
         result = result[0]

@@ -1,8 +1,8 @@
-"""Bring a volume to the grid of a data set: resampled, then cropped or padded around its middle.
+"""Resample a volume to the voxel size of a data set, then crop or pad it around its centre.
 
-Each axis is resampled on its own, with the triangle filter that Pillow calls bilinear: linear interpolation where
-voxels become smaller, a weighted mean where they become larger, so that no structure is skipped. Sums run in one fixed
-order, so that the result depends neither on the number of threads nor on a library of linear algebra.
+Each axis is resampled separately, with the triangle filter that Pillow calls bilinear: linear interpolation where
+voxels become smaller, and a weighted mean where they become larger, so that no structure is skipped. Sums have a fixed
+order, so that the result depends neither on the number of threads nor on the linear algebra library.
 """
 
 from dataclasses import dataclass
@@ -15,17 +15,17 @@ from polyclinic.data.base.spec import Resize, Spacing, VolumeSize
 from polyclinic.data.images.volumes import Volume
 
 _SAME_SCALE = 1e-4
-"""Relative difference up to which two spacings are one, because files round their numbers."""
+"""Two spacings are equal if their relative difference is at most this, because files round their numbers."""
 
 
 @dataclass(frozen=True)
 class FittedVolume:
-    """A volume on the grid of a data set.
+    """A volume after resampling, cropping and padding to the image size of a data set.
 
     Attributes:
-        voxels: float32 ``(depth, height, width)``; 0 where ``filled`` does not reach.
-        filled: The part of the grid that the volume fills; the rest is padding.
-        affine: ``(4, 4)``, from an index ``(depth, height, width, 1)`` to mm in the patient (RAS+).
+        voxels: float32 ``(depth, height, width)``; 0 outside ``filled``.
+        filled: Slices of the voxels that come from the volume; the rest is padding.
+        affine: ``(4, 4)``, maps an index ``(depth, height, width, 1)`` to a position in mm in the patient (RAS+).
     """
 
     voxels: NDArray[np.float32]
@@ -35,14 +35,15 @@ class FittedVolume:
 
 @dataclass(frozen=True)
 class _AxisPlan:
-    """How one axis is resampled.
+    """Parameters for resampling one axis.
 
     Attributes:
-        scale: Width of a new voxel in old ones.
-        origin: Centre of the grid's first voxel, as an index of the old axis; outside if the axis is padded.
-        centres: ``(n,)``, the centres of the new voxels that the volume fills, as positions on the old axis, whose
-            first voxel reaches from 0 to 1.
-        filled: Where these voxels are on the new axis.
+        old: Number of old voxels.
+        scale: Width of a new voxel divided by that of an old voxel.
+        origin: Centre of the first new voxel, as an index of the old axis; it is outside if the axis is padded.
+        centres: ``(n,)``, the centres of the new voxels without padding, as positions on the old axis; the first old
+            voxel extends from 0 to 1.
+        filled: Slice of the new axis with these voxels.
     """
 
     old: int
@@ -55,19 +56,18 @@ class _AxisPlan:
 def fit_volume(
     volume: Volume, size: VolumeSize, *, spacing: Spacing | None = None, resize: Resize = "pad", nearest: bool = False
 ) -> FittedVolume:
-    """Bring a volume to a grid of ``size`` voxels around its middle.
+    """Resample, crop and pad a volume to ``size`` voxels around its centre.
 
     Args:
         size: Numbers of voxels along depth, height and width.
-        spacing: Distance of neighbouring voxels in mm: the volume is resampled to it, then cropped or padded. None
-            resizes the whole volume, as ``resize`` says.
-        resize: ``"pad"`` makes the whole volume fit, with voxels that are equally wide in all directions, and pads;
-            ``"stretch"`` fills the grid along each axis.
-        nearest: Take the nearest voxel instead of a mean, as masks need it, so that every value is one of the file's.
+        spacing: Distance between neighbouring voxels in mm. The volume is resampled to it, then cropped or padded. With
+            None, the whole volume is resized according to ``resize``.
+        resize: ``"pad"`` fits the whole volume in, with cubic voxels, and pads; ``"stretch"`` fills each axis.
+        nearest: Use the nearest voxel instead of a mean. Masks need it, because a mean of labels has no meaning.
     """
     plans = _plan_axes(volume, size, spacing, resize)
     voxels: NDArray[Any] = volume.voxels
-    # The axis that shrinks most goes first, which leaves the others less to do.
+    # Resample the axis that shrinks most first, so that the other axes have fewer voxels.
     for axis in sorted(range(3), key=lambda axis: (len(plans[axis].centres) / plans[axis].old, axis)):
         voxels = _take_nearest(voxels, axis, plans[axis]) if nearest else _resample_axis(voxels, axis, plans[axis])
     filled = (plans[0].filled, plans[1].filled, plans[2].filled)
@@ -85,7 +85,7 @@ def _plan_axes(volume: Volume, size: VolumeSize, spacing: Spacing | None, resize
     elif resize == "stretch":
         scales = [old / new for old, new in zip(shape, size, strict=True)]
     else:
-        # One width in mm for all directions, with which the longest side just fits.
+        # The same voxel width in mm for all directions, such that the longest side just fits.
         width = max(old * step / new for old, step, new in zip(shape, own, size, strict=True))
         scales = [width / step for step in own]
     return [_plan_axis(old, new, scale) for old, new, scale in zip(shape, size, scales, strict=True)]
@@ -104,7 +104,7 @@ def _plan_axis(old: int, new: int, scale: float) -> _AxisPlan:
 
 
 def _resample_axis(voxels: NDArray[Any], axis: int, plan: _AxisPlan) -> NDArray[np.float32]:
-    """Resample one axis with a triangle as wide as two new voxels, or two old ones if these are larger."""
+    """Resample one axis with a triangle filter that is two new voxels wide, or two old voxels if these are larger."""
     moved = np.moveaxis(voxels, axis, 0)
     result = np.empty((len(plan.centres), *moved.shape[1:]), np.float32)
     support = max(plan.scale, 1.0)

@@ -1,20 +1,20 @@
-"""The grid of a volume, in a module of its own, because the readers of volumes take a second to import."""
+"""The grid of a volume. This is a separate module, because the readers of volumes take a second to import."""
 
 from dataclasses import dataclass
 
 from polyclinic.data.base.spec import Spacing, VolumeSize
 
 ONE_SLICE = "one slice, which is no volume"
-"""End of the reason why a file with one slice is refused."""
+"""End of the error message for a file with only one slice."""
 
 
 @dataclass(frozen=True)
 class VolumeHeader:
-    """A volume's grid.
+    """The grid of a volume.
 
     Attributes:
         shape: Numbers of voxels along depth, height and width.
-        spacing: Distance of neighbouring voxels in mm, in the same order.
+        spacing: Distance between neighbouring voxels in mm, in the same order.
         kind, knows_orientation: As in :class:`polyclinic.data.images.volumes.Volume`.
     """
 

@@ -1,4 +1,4 @@
-"""Read masks of volumes: NIfTI files on the volume's own grid, with as many voxels in the same place of the patient."""
+"""Read masks of volumes: NIfTI files with the same grid as the volume, that is, the same shape and affine."""
 
 from dataclasses import replace
 from itertools import product
@@ -14,14 +14,14 @@ from polyclinic.data.images.volume_grid import FittedVolume, fit_volume
 from polyclinic.data.images.volumes import NIFTI, Volume, measure_spacing, read_volume
 
 _SAME_PLACE_MM = 0.1
-"""Largest distance in mm between corresponding voxels of a volume and its mask; files round their numbers."""
+"""Maximum distance in mm between corresponding voxels of a volume and its mask, because files round their numbers."""
 
 
 def read_volume_mask(file: Path, grid: Volume, form: DecodedImageFormat) -> NDArray[np.float32]:
     """Return the numbers of a mask file, ``(depth, height, width)``, in the order of the volume's voxels.
 
     Raises:
-        ValueError: If it cannot be read, or lies on another grid than its volume.
+        ValueError: If the file cannot be read, or has another grid than its volume.
     """
     if is_dicom_file(read_first_bytes(file)):
         raise ValueError(f"{file.name} is a DICOM file: save the mask of a volume as NIfTI")
@@ -31,10 +31,13 @@ def read_volume_mask(file: Path, grid: Volume, form: DecodedImageFormat) -> NDAr
 
 
 def refuse_other_grid(name: str, mask: Volume, grid: Volume) -> None:
-    """Refuse a mask that lies on another grid than its volume; voxels are not looked at.
+    """Refuse a mask whose grid differs from that of its volume; the values of voxels are ignored.
+
+    Args:
+        name: Name of the mask file, for the error message.
 
     Raises:
-        ValueError: If it has other sides, or lies elsewhere in the patient.
+        ValueError: If the mask has another shape or another position in the patient.
     """
     shape = grid.voxels.shape
     if mask.voxels.shape != shape:
@@ -47,12 +50,12 @@ def refuse_other_grid(name: str, mask: Volume, grid: Volume) -> None:
 
 
 def fit_volume_mask(values: NDArray[Any], grid: Volume, form: DecodedImageFormat) -> NDArray[np.float32]:
-    """Bring a label map to the grid of the data set as its volume, by the nearest voxel; padding is 0, background."""
+    """Resample a label map in the same way as its volume, by the nearest voxel; padding is 0, the background."""
     return _fit(replace(grid, voxels=values), form).voxels
 
 
 def measure_fitted_spacing(grid: Volume, form: DecodedImageFormat) -> tuple[float, ...]:
-    """Return the side of a voxel of the data set's grid along each axis, in mm."""
+    """Return the size of a voxel along each axis in mm, after the volume is resampled."""
     return measure_spacing(_fit(grid, form).affine)
 
 
@@ -62,7 +65,7 @@ def _fit(label_map: Volume, form: DecodedImageFormat) -> FittedVolume:
 
 
 def restore_volume_mask(values: NDArray[Any], grid: Volume, form: DecodedImageFormat) -> NDArray[Any]:
-    """Bring a mask of the data set's grid back to that of its volume, by the nearest voxel; 0 outside of the grid."""
+    """Resample a mask back to the grid of its volume, by the nearest voxel; voxels that were cropped are 0."""
     to_old = np.linalg.inv(grid.affine) @ _fit(grid, form).affine  # a scale and an origin for each axis
     places, inside = list[NDArray[np.intp]](), list[NDArray[np.bool_]]()
     for axis, (old, new) in enumerate(zip(grid.voxels.shape, values.shape, strict=True)):
@@ -78,9 +81,9 @@ def restore_volume_mask(values: NDArray[Any], grid: Volume, form: DecodedImageFo
 def write_nifti_mask(file: Path, values: NDArray[Any], grid: Volume) -> bytes:
     """Return the bytes of a NIfTI file with the mask of a volume, compressed if the name ends in .gz.
 
-    Its voxels run as those of the volume's own file, so that mask and volume can be compared voxel by voxel; those of a
-    DICOM volume run along columns, rows and slices, as ITK reads a series. A mask of a volume that does not say how it
-    lies in the patient does not say so either.
+    The voxels have the order of the volume's file, so that mask and volume can be compared voxel by voxel. For a DICOM
+    volume, the axes are columns, rows and slices, as when ITK reads a series. If the volume's file does not state its
+    orientation, the mask file does not state it either.
 
     Args:
         values: The mask in the order of the volume, ``(depth, height, width)``.
@@ -103,7 +106,7 @@ def write_nifti_mask(file: Path, values: NDArray[Any], grid: Volume) -> bytes:
 
 
 def turn_to_file_order(values: NDArray[Any], grid: Volume) -> NDArray[Any]:
-    """Return a mask of a volume in the order of the file's axes, for DICOM ``(slices, rows, columns)``."""
+    """Return a mask with the axes in the order of the volume's file; for DICOM ``(slices, rows, columns)``."""
     file_axes = np.abs(grid.to_file[:3, :3]).argmax(axis=0)
     steps = grid.to_file[:3, :3].sum(axis=0)
     unflipped = values[tuple(slice(None, None, int(step)) for step in steps)]

@@ -1,4 +1,4 @@
-"""Remarks for the user on the grids of volumes: unlike voxels, what is cropped, an unknown orientation."""
+"""Notes for the user on the grids of volumes: unequal voxel sizes, cropped volumes, an unknown orientation."""
 
 import math
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from polyclinic.data.images.reading import is_nifti_file, read_first_bytes
 from polyclinic.data.images.volume_header import ONE_SLICE, VolumeHeader
 
 MOST_UNLIKE = 1.5
-"""Largest voxel size divided by the smallest up to which the voxels of volumes count as alike."""
+"""Voxel sizes count as unequal if the largest is more than this many times the smallest."""
 
 
 def survey_volumes(files: Sequence[Path]) -> list[VolumeHeader]:
-    """Return the grids of files that are all volumes; empty if one is a picture, or a single slice.
+    """Return the grids of files if all are volumes; empty if a file is a picture or a single slice.
 
-    A file that cannot be read counts as neither. Several frames of a DICOM file are no volume here: they may be a film.
+    Unreadable files are ignored. A DICOM file with several frames counts as a picture, because it may be a film.
     """
     from polyclinic.data.images.volumes import read_volume_header  # takes a second
 
@@ -35,14 +35,14 @@ def survey_volumes(files: Sequence[Path]) -> list[VolumeHeader]:
 
 
 def describe_grids(volumes: Sequence[VolumeHeader]) -> str:
-    """Return the smallest and largest shape and spacing of volumes along each axis, in words."""
+    """Return a phrase with the smallest and the largest shape and spacing of volumes along each axis."""
     shape = " × ".join(_describe_range([volume.shape[axis] for volume in volumes]) for axis in range(3))
     spacing = " × ".join(_describe_range([volume.spacing[axis] for volume in volumes]) for axis in range(3))
     return f"{shape} voxels of {spacing} mm (depth × height × width)"
 
 
 def describe_decoded_volumes(count: int, size: VolumeSize) -> str:
-    """Return how many volumes of this size there are, and the memory that they take, as a clause."""
+    """Return a clause with the number of volumes, their size, and the memory that they take once decoded."""
     memory = format_bytes(count * math.prod(size))
     return f"{count:,} volumes of {describe_sides(size)} take {memory} once decoded"
 
@@ -61,7 +61,7 @@ def find_median_spacing(volumes: Sequence[VolumeHeader]) -> Spacing:
 
 
 def has_unlike_spacings(volumes: Sequence[VolumeHeader]) -> bool:
-    """Return True if the voxels of volumes are unlike in size along an axis."""
+    """Return True if voxel sizes along an axis differ by more than the factor :data:`MOST_UNLIKE`."""
     spacings = np.array([volume.spacing for volume in volumes])
     return bool((spacings.max(axis=0) > MOST_UNLIKE * spacings.min(axis=0)).any())
 
@@ -69,10 +69,10 @@ def has_unlike_spacings(volumes: Sequence[VolumeHeader]) -> bool:
 def list_volume_notes(
     volumes: Sequence[VolumeHeader], size: VolumeSize, rendering: PictureRenderingOptions
 ) -> list[tuple[str, str]]:
-    """Return remarks on what the settings make of volumes with these grids, each with what can be done.
+    """Return notes on problems with these settings for volumes with these grids, as pairs of problem and remedy.
 
     Args:
-        size: Depth, height and width that all volumes get.
+        size: Depth, height and width in voxels to which all volumes are resized.
     """
     notes, read = list[tuple[str, str]](), format_count_with_noun(len(volumes), "volume")
     if rendering.window is None:
@@ -85,7 +85,7 @@ def list_volume_notes(
     if rendering.spacing is not None:
         extent = np.multiply(size, rendering.spacing)
         sizes = [np.multiply(volume.shape, volume.spacing) for volume in volumes]
-        # What one voxel would hold may be cut without harm.
+        # Losing less than one voxel does no harm.
         cropped = sum(bool((of_volume > extent + rendering.spacing).any()) for of_volume in sizes)
         if cropped:
             grid = " × ".join(f"{side:.4g}" for side in extent)

@@ -1,4 +1,4 @@
-"""Turn a volume into the 8-bit voxels that a network receives."""
+"""Convert a volume to the 8-bit voxels that a network receives."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,18 +13,19 @@ from polyclinic.data.images.volume_header import VolumeHeader
 from polyclinic.data.images.volumes import Volume, read_volume
 
 DARKEST_PERCENT, BRIGHTEST_PERCENT = 0.5, 99.5
-"""Percentiles of a volume that are black and white if ``data.window`` is left out."""
+"""Percentiles of a volume's values that are shown as black and as white if ``data.window`` is not set."""
 _LARGEST = 1e30
-"""Larger voxels are errors, and differences between them would overflow."""
+"""Voxels with larger absolute values are clipped, because differences between them could overflow."""
 
 
 @dataclass(frozen=True)
 class RenderedVolume:
-    """A volume of 8 bits.
+    """An 8-bit volume.
 
     Attributes:
         voxels: uint8 ``(depth, height, width, 1)``.
-        is_blank: True if all voxels are one grey although those of the file differ, because the window misses them.
+        is_blank: True if all voxels have one grey value although the values in the file differ, because the window
+            misses all of them.
         header: The grid of the file.
     """
 
@@ -36,10 +37,10 @@ class RenderedVolume:
 def render_volume(
     content: Path | bytes, size: VolumeSize, resize: Resize, rendering: PictureRenderingOptions
 ) -> RenderedVolume:
-    """Read a volume, bring it to ``size`` voxels, and convert it to 8 bits.
+    """Read a volume, resample it to ``size`` voxels, and convert it to 8 bits.
 
     Raises:
-        ValueError: If it is no volume, damaged or too large, or holds no number.
+        ValueError: If the file is not a volume, is damaged or too large, or has no finite value.
     """
     volume = fill_missing_voxels(read_volume(content, rendering.largest_mb))
     fitted = fit_volume(volume, size, spacing=rendering.spacing, resize=resize)
@@ -50,10 +51,10 @@ def render_volume(
 
 
 def fill_missing_voxels(volume: Volume) -> Volume:
-    """Give voxels that are NaN or infinite the smallest number of the volume, such as that of air.
+    """Replace voxels that are NaN or infinite by the smallest finite value of the volume, which is air in CT.
 
     Raises:
-        ValueError: If no voxel is a number.
+        ValueError: If no voxel is finite.
     """
     voxels = volume.voxels
     is_number = np.isfinite(voxels)
@@ -67,11 +68,11 @@ def fill_missing_voxels(volume: Volume) -> Volume:
 
 
 def convert_volume_to_8_bits(volume: FittedVolume, window: Window | None) -> NDArray[np.uint8]:
-    """Return the grey ``(depth, height, width)`` of a volume, from 0 to 255; padding is black.
+    """Return a volume as grey values from 0 to 255, ``(depth, height, width)``; padding is black.
 
     Args:
-        window: Centre and width, in the values of the file; None shows the range from the 0.5th to the 99.5th
-            percentile of the voxels that are no padding.
+        window: Centre and width, in the values of the file; with None, black and white are the 0.5th and the 99.5th
+            percentile of the voxels without padding.
     """
     inside = volume.voxels[volume.filled]
     if window is not None:

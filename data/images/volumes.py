@@ -1,9 +1,9 @@
 """Read volumes: NIfTI files and DICOM series.
 
-A volume is an array ``(depth, height, width)``. The first axis runs from the feet to the head, the second from front to
-back, the third from the patient's right to the left, so that ``voxels[k]`` is the axial slice that
-:func:`polyclinic.data.images.nifti.render_nifti_slice` shows. A volume whose axes lie obliquely in the patient is
-turned to the nearest of these axes, and not resampled.
+A volume is an array ``(depth, height, width)``. The first axis points from the feet to the head, the second from front
+to back, the third from the patient's right to the left. So ``voxels[k]`` is the axial slice that
+:func:`polyclinic.data.images.nifti.render_nifti_slice` shows. If the axes of a file are oblique in the patient, they
+are only permuted and flipped to the nearest of these axes, and the voxels are not resampled.
 """
 
 import math
@@ -17,7 +17,7 @@ import numpy as np
 from nibabel import orientations
 from numpy.typing import NDArray
 
-from polyclinic.data.base.decoded_size import LARGEST_MB, compute_decoded_file_size_limit, refuse_oversized_file
+from polyclinic.data.base.decoded_size import DEFAULT_LARGEST_MB, compute_decoded_file_size_limit, refuse_oversized_file
 from polyclinic.data.base.spec import Spacing, VolumeSize
 from polyclinic.data.images.dicom_series import open_dicom_series
 from polyclinic.data.images.nifti import open_nifti_file, read_nifti_header, read_nifti_voxels
@@ -26,26 +26,27 @@ from polyclinic.data.images.volume_header import ONE_SLICE, VolumeHeader
 
 io_orientation: Any = orientations.io_orientation  # it has no types
 NIFTI = "NIfTI"
-"""Kind of a volume in a NIfTI file."""
+"""The attribute ``kind`` of a volume from a NIfTI file."""
 _WORLD = ((2, 1), (1, -1), (0, -1))
-"""For each axis of a volume the axis of the patient (RAS+: right, front, head), and its direction along it."""
+"""For each axis of a volume, the parallel axis of the patient (0 right, 1 front, 2 head), and 1 or -1 for the same or
+the opposite direction."""
 _MOST_SHEAR = 0.01
-"""Largest cosine between two axes of a grid that counts as rectangular; files round their numbers."""
+"""A grid counts as rectangular if the cosine between two axes is at most this, because files round their numbers."""
 _BYTES_PER_VOXEL = np.dtype(np.float32).itemsize
 
 
 @dataclass(frozen=True)
 class Volume:
-    """Voxels with their place in the patient.
+    """The voxels of a volume and their position in the patient.
 
     Attributes:
-        voxels: float32 ``(depth, height, width)``, after the file's own rescaling; NaN where the file has no number.
-        affine: ``(4, 4)``, from an index ``(depth, height, width, 1)`` to mm in the patient (RAS+).
+        voxels: float32 ``(depth, height, width)``, after the rescaling that the file states; NaN for padding.
+        affine: ``(4, 4)``, maps an index ``(depth, height, width, 1)`` to a position in mm in the patient (RAS+).
         kind: ``NIfTI``, ``DICOM series`` or ``DICOM``.
-        knows_orientation: False if the file does not say how its axes lie in the patient; then they are taken to run
-            from feet to head, from back to front and from left to right, as nibabel does.
-        to_file: ``(4, 4)``, from an index ``(depth, height, width, 1)`` to one of the file's own axes: each axis is one
-            of the file's, in the same or the opposite direction.
+        knows_orientation: False if the file does not state the orientation of its axes; nibabel's default is then
+            assumed: from left to right, from back to front, from feet to head.
+        to_file: ``(4, 4)``, maps an index ``(depth, height, width, 1)`` to an index in the file; it only permutes and
+            flips axes.
     """
 
     voxels: NDArray[np.float32]
@@ -56,7 +57,7 @@ class Volume:
 
     @property
     def spacing(self) -> Spacing:
-        """The distance of neighbouring voxels in mm, along depth, height and width."""
+        """The distance between neighbouring voxels in mm, along depth, height and width."""
         return measure_spacing(self.affine)
 
     @property
@@ -66,32 +67,32 @@ class Volume:
         return VolumeHeader((depth, height, width), self.spacing, self.kind, self.knows_orientation)
 
 
-def read_volume(content: Path | bytes, largest_mb: int = LARGEST_MB) -> Volume:
+def read_volume(content: Path | bytes, largest_mb: int = DEFAULT_LARGEST_MB) -> Volume:
     """Read a NIfTI file, a folder with one DICOM series, or a DICOM file of several frames.
 
     Args:
         content: Path of the file or folder, or the bytes of a DICOM file.
-        largest_mb: MiB that the voxels may always take; a large file may take more, see
+        largest_mb: Size limit for the voxels in MiB; it is higher for a large file, see
             :mod:`polyclinic.data.base.decoded_size`.
 
     Raises:
-        ValueError: If it is no volume, damaged, too large, or its voxels do not lie on a rectangular grid.
+        ValueError: If the file is not a volume, is damaged or too large, or its grid is not rectangular.
     """
     with _open_volume(content, largest_mb) as source:
         return _turn_to_canonical(source.read_voxels(), source)
 
 
-def read_volume_header(content: Path | bytes, largest_mb: int = LARGEST_MB) -> VolumeHeader:
+def read_volume_header(content: Path | bytes, largest_mb: int = DEFAULT_LARGEST_MB) -> VolumeHeader:
     """Read the grid of a volume, without its voxels.
 
     Raises:
-        ValueError: As in :func:`read_volume`, but for damaged voxels.
+        ValueError: As in :func:`read_volume`, except for damaged voxels.
     """
     return read_volume_grid(content, largest_mb).header
 
 
-def read_volume_grid(content: Path | bytes, largest_mb: int = LARGEST_MB) -> Volume:
-    """Return a volume of zeros on the grid of a file, whose voxels are not read.
+def read_volume_grid(content: Path | bytes, largest_mb: int = DEFAULT_LARGEST_MB) -> Volume:
+    """Return a volume with the grid of a file and with zeros as voxels; the voxels of the file are not read.
 
     Raises:
         ValueError: As in :func:`read_volume_header`.
@@ -102,11 +103,11 @@ def read_volume_grid(content: Path | bytes, largest_mb: int = LARGEST_MB) -> Vol
 
 @dataclass(frozen=True)
 class _VolumeSource:
-    """An open volume, in the order of the file's axes.
+    """An open volume file, with axes in the order of the file.
 
     Attributes:
-        shape: Number of voxels along each axis of ``affine``.
-        affine: ``(4, 4)``, from an index of the file to mm in RAS+.
+        shape: Number of voxels along each axis.
+        affine: ``(4, 4)``, maps an index of the file to a position in mm in the patient (RAS+).
         read_voxels: Returns float32 voxels of ``shape``.
     """
 
@@ -119,7 +120,11 @@ class _VolumeSource:
 
 @contextmanager
 def _open_volume(content: Path | bytes, largest_mb: int) -> Iterator[_VolumeSource]:
-    """Open a volume of any kind; refuse a single slice, and voxels that take too much memory."""
+    """Open a volume of any supported kind.
+
+    Raises:
+        ValueError: If the file is not a volume, has a single slice, or its voxels need too much memory.
+    """
     head = b""
     if isinstance(content, Path) and not content.is_dir():
         head = read_first_bytes(content)
@@ -145,7 +150,12 @@ def _open_volume(content: Path | bytes, largest_mb: int) -> Iterator[_VolumeSour
 
 
 def _refuse_large_volume(shape: VolumeSize, itemsize: int, packed: int, largest_mb: int) -> int:
-    """Refuse a volume whose voxels take too much memory, or that has a single slice; return the limit in bytes."""
+    """Refuse a volume with a single slice, or whose voxels need too much memory; return the memory limit in bytes.
+
+    Args:
+        itemsize: Bytes per voxel in the file.
+        packed: Size of the files in bytes.
+    """
     if min(shape) == 1:
         sides = " × ".join(map(str, shape))
         raise ValueError(f"its shape is {sides}: {ONE_SLICE}")
@@ -155,13 +165,13 @@ def _refuse_large_volume(shape: VolumeSize, itemsize: int, packed: int, largest_
 
 
 def measure_spacing(affine: NDArray[np.float64]) -> Spacing:
-    """Return the distance of neighbouring voxels in mm along each axis of an affine matrix ``(4, 4)``."""
+    """Return the distance between neighbouring voxels in mm along each axis of an affine matrix ``(4, 4)``."""
     first, second, third = np.sqrt((affine[:3, :3] ** 2).sum(axis=0)).tolist()
     return first, second, third
 
 
 def _turn_to_canonical(voxels: NDArray[np.float32], source: _VolumeSource) -> Volume:
-    """Return a volume whose axes run as this module says; the voxels are a view of those that are given.
+    """Permute and flip the axes of a volume to the order of this module; the voxels are not copied.
 
     Raises:
         ValueError: If the axes of the grid are not at right angles.

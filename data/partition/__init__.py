@@ -1,1 +1,1 @@
-"""Partition one data set over simulated sites, as several papers do."""
+"""Partition one data set over simulated sites in the ways of several papers."""

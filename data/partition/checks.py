@@ -1,4 +1,4 @@
-"""Checks of a partition: of its settings before the data is loaded, and of the data afterwards."""
+"""Check the settings of a partition before the data is loaded, and the data afterwards."""
 
 from collections.abc import Mapping, Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from polyclinic.common.errors import Fault, quote_names
 from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet
-from polyclinic.data.partition.division import Rows
+from polyclinic.data.partition.division import IndexArray
 from polyclinic.data.partition.paper_tables import PAPER_TABLES
 from polyclinic.data.partition.spec import (
     ClassListsPartitionSpec,
@@ -22,13 +22,17 @@ from polyclinic.data.partition.spec import (
 from polyclinic.data.tables.class_names import NIH_CLASSES, find_numbered_class_faults, find_unknown_class_faults
 
 ClassLists = Mapping[str, tuple[str, ...]]
-_ORPHANS_REMEDY = (
+"""Name of a site -> the classes that it annotates."""
+_UNANNOTATED_CLASSES_REMEDY = (
     "Give each class to a site that labels it. A class that no site labels is left out of [data]; {python}."
 )
 
 
 def find_partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fault]:
-    """Check partition settings against the data set's class names; faults name keys like ``"partition.shared"``."""
+    """Check partition settings against the class names of the data set, and return the faults.
+
+    Faults name keys such as ``"partition.shared"``.
+    """
     match spec:
         case ClassSubsetsPartitionSpec():
             return _find_class_subset_faults(class_names, spec)
@@ -39,19 +43,20 @@ def find_partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> li
                 return faults
             for site, names in spec.lists.items():
                 faults += find_unknown_class_faults(f"{where}.{site}", names, class_names)
-            remedy = _ORPHANS_REMEDY.format(python=_suggest_fewer_columns(class_names, listed))
+            remedy = _UNANNOTATED_CLASSES_REMEDY.format(python=_suggest_fewer_columns(class_names, listed))
             return faults + find_unannotated_class_faults(class_names, spec.lists, where, remedy)
         case PaperTablePartitionSpec():
             return _find_paper_table_faults(class_names, spec)
         case RandomOwnersPartitionSpec():
             return _find_missing_site_count_faults(spec)
         case MissingClassesPartitionSpec():
-            faults, left = _find_missing_site_count_faults(spec), len(class_names) - spec.missing
-            if left < 1:
+            faults = _find_missing_site_count_faults(spec)
+            classes_per_site = len(class_names) - spec.missing
+            if classes_per_site < 1:
                 problem = f"{spec.missing} missing classes leave none of {len(class_names)} to a site."
                 faults.append(Fault("partition.missing", problem, f"Take at most {len(class_names) - 1}."))
             elif spec.sites:
-                faults += _find_too_few_sites_faults(class_names, spec.sites, left)
+                faults += _find_too_few_sites_faults(class_names, spec.sites, classes_per_site)
             return faults
         case LabelSkewPartitionSpec() if spec.shards == "pathological":
             return _find_too_few_sites_faults(class_names, spec.sites, 2)
@@ -86,7 +91,7 @@ def _find_class_subset_faults(class_names: Sequence[str], spec: ClassSubsetsPart
 
 
 def _find_too_few_sites_faults(class_names: Sequence[str], sites: int, classes_a_site: int) -> list[Fault]:
-    """Return a fault if ``sites`` sites, of ``classes_a_site`` classes each, are too few to annotate every class."""
+    """Return a fault if ``sites`` sites with ``classes_a_site`` classes each cannot annotate every class."""
     if sites * classes_a_site >= len(class_names):
         return []
     lists = f"{format_count_with_noun(sites, 'site')} with {format_count_with_noun(classes_a_site, 'class', 'classes')}"
@@ -101,21 +106,24 @@ def find_unannotated_class_faults(
     """Return a fault that lists the classes that no site annotates; empty if there are none.
 
     Args:
-        lists: The classes of each site, by its name.
+        lists: Name of a site -> the classes that it annotates.
         where: The configuration key that the fault names.
         remedy: The advice in the fault.
     """
-    orphans = sorted(set(class_names).difference(*lists.values()))
-    return [Fault(where, f"no site annotates {quote_names(orphans)}.", remedy)] if orphans else []
+    unannotated = sorted(set(class_names).difference(*lists.values()))
+    return [Fault(where, f"no site annotates {quote_names(unannotated)}.", remedy)] if unannotated else []
 
 
 def _suggest_fewer_columns(class_names: Sequence[str], listed: Sequence[str]) -> str:
-    """Return the lines of Python that keep the label columns of the listed classes."""
+    """Return advice with the Python code that keeps only the label columns of the listed classes."""
     columns = [column for column, name in enumerate(class_names) if name in listed]
     names = [class_names[column] for column in columns]
-    fewer = f"item=lambda x: (x[0], x[1][{columns}])"
-    by_key = f'item=lambda x: {{**x, "label": x["label"][{columns}]}}'
-    return f"in Python pc.LabelledImages(dataset, class_names={names}, {fewer}), or for dictionaries {by_key}"
+    for_tuples = f"item=lambda x: (x[0], x[1][{columns}])"
+    for_dictionaries = f'item=lambda x: {{**x, "label": x["label"][{columns}]}}'
+    return (
+        f"in Python pc.LabelledImages(dataset, class_names={names}, {for_tuples}), "
+        f"or for dictionaries {for_dictionaries}"
+    )
 
 
 def _find_paper_table_faults(class_names: Sequence[str], spec: PaperTablePartitionSpec) -> list[Fault]:
@@ -138,8 +146,8 @@ def _find_paper_table_faults(class_names: Sequence[str], spec: PaperTablePartiti
 def find_partition_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, sites: Sequence[str]) -> list[Fault]:
     """Check the loaded data against the partition settings, and return the faults.
 
-    If patients are distributed, there must be at least one for each site. If each centre of the data is a site, the
-    settings must name these centres, or their number, correctly.
+    If patients are distributed, each site needs at least one. If each centre of the data is a site, the settings must
+    name these centres, or state their number, correctly.
 
     Args:
         sites: The names of the sites.
@@ -157,10 +165,10 @@ def find_partition_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, 
         return [Fault("partition.images", problem, remedy)]
     count: int | None
     if isinstance(spec, ClassListsPartitionSpec):
-        tested = set(splits.test.sources[~np.isnan(splits.test.labels).all(axis=1)].tolist())
+        test_sources = set(splits.test.sources[~np.isnan(splits.test.labels).all(axis=1)].tolist())
         where, count = "partition.lists", len(spec.lists)
         agree = set(sites) <= set(spec.lists) <= {name for part in splits.parts for name in part.sources.tolist()}
-        if agree and spec.test_labels == "listed" and (unlisted := sorted(tested.difference(spec.lists))):
+        if agree and spec.test_labels == "listed" and (unlisted := sorted(test_sources.difference(spec.lists))):
             problem = f"says nothing of {quote_names(unlisted)}, where test images come from."
             remedy = "List the classes that are looked for there. Without training images it becomes no site."
             return [Fault(where, problem, remedy)]
@@ -176,8 +184,8 @@ def find_partition_data_faults(splits: DatasetSplits, spec: ClassPartitionSpec, 
     return []
 
 
-def find_empty_site_faults(sites: Sequence[str], rows: Sequence[Rows], part: str, remedy: str) -> list[Fault]:
-    """Return a fault that lists the sites without images in a part; empty if each has some.
+def find_empty_site_faults(sites: Sequence[str], rows: Sequence[IndexArray], part: str, remedy: str) -> list[Fault]:
+    """Return a fault that lists the sites without images in a part; empty if every site has images.
 
     Args:
         rows: The image indices of each site, in the order of ``sites``.

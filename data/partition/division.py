@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet
 
-Rows = NDArray[np.intp]
+IndexArray = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
@@ -17,27 +17,27 @@ class SitePartition:
 
     Attributes:
         class_names: The classes that the site annotates, sorted.
-        train: Indices into the training part of the partitioned data set.
-        validation: Indices into the validation part of that data set.
-        test: Indices into the test part of that data set; None if all sites are tested on the whole test part.
+        train: Indices of the site's images in the training part of the data set.
+        validation: Indices of the site's images in the validation part.
+        test: Indices of the site's images in the test part; None if all sites are tested on the whole test part.
     """
 
     site: str
     class_names: tuple[str, ...]
-    train: Rows
-    validation: Rows
-    test: Rows | None = None
+    train: IndexArray
+    validation: IndexArray
+    test: IndexArray | None = None
 
 
 @dataclass(frozen=True)
 class PartitionedDataset:
-    """A data set divided over sites.
+    """A data set that is partitioned over sites.
 
     Attributes:
-        splits: The images that the indices in ``parts`` refer to. Some partitions split the original data set anew.
+        splits: The images; ``parts`` has indices into them. They may be split differently than the original data set.
         parts: The sites, in the order of their names.
-        server: Images that the coordinator holds; None in most partitions.
-        empty_sites: Names of sites that got no training image, and are not in ``parts``.
+        server: Images of the coordinator; None in most partitions.
+        empty_sites: Names of sites without training images, which are not in ``parts``.
     """
 
     splits: DatasetSplits
@@ -54,12 +54,12 @@ def select_site_images(splits: DatasetSplits, part: SitePartition) -> DatasetSpl
 
 
 def make_numbered_site_names(stem: str, count: int) -> tuple[str, ...]:
-    """Return numbered site names, padded so that they sort by number: ``("site-01", ..., "site-12")``."""
+    """Return numbered site names with leading zeros, such as ``("site-01", ..., "site-12")``."""
     return tuple(f"{stem}-{number:0{len(str(count))}}" for number in range(1, count + 1))
 
 
-def gather_site_images(images: ImageSet, rows: Sequence[Rows]) -> tuple[ImageSet, list[Rows]]:
-    """Select the images of all sites, one site after the other, and return each site's indices into the selection.
+def gather_site_images(images: ImageSet, rows: Sequence[IndexArray]) -> tuple[ImageSet, list[IndexArray]]:
+    """Concatenate the images of all sites; return them, and the indices of each site's images in the result.
 
     Args:
         rows: For each site, indices into ``images``.
@@ -69,5 +69,5 @@ def gather_site_images(images: ImageSet, rows: Sequence[Rows]) -> tuple[ImageSet
 
 
 def drop_skipped_images_list(images: ImageSet) -> ImageSet:
-    """Return the images without their list of unreadable files, to avoid reporting the same files twice."""
+    """Return the images without their list of unreadable files, so that the files are not reported twice."""
     return replace(images, skipped=(), missing=0)

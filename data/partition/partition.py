@@ -42,17 +42,17 @@ from polyclinic.data.partition.spec import (
     TaskMixturePartitionSpec,
 )
 
-_DRAWS, _MOST_NAMED = 10_000, 20
+_MAX_DRAWS, _MAX_CLASSES_LISTED = 10_000, 20
 
 
 def distribute_classes_over_sites(
     shared: NDArray[np.bool_], positives: NDArray[np.intp], minimum: int, random: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Give shared classes to all sites, and each other class, in random order, to one site.
+    """Assign shared classes to all sites, and each other class, in random order, to one site.
 
-    A class goes to a site with at least ``minimum`` positive images of it, or to any site if none has as many. Of
-    several such sites, one with the fewest classes gets it. At the end, a site without a class takes one from the site
-    with the most.
+    A class is assigned to a site with at least ``minimum`` positive images of it, or to any site if no site has so
+    many. If there are several such sites, the site with the fewest classes gets it. At the end, a site without a class
+    takes one from the site with the most classes.
 
     Args:
         shared: ``(classes,)``, True for shared classes.
@@ -64,14 +64,15 @@ def distribute_classes_over_sites(
     owned = np.repeat(shared[None, :], len(positives), axis=0)
     order = random.permutation(len(positives))
     for column in random.permutation(np.flatnonzero(~shared)):
-        by_turn = order[np.argsort(owned[order].sum(axis=1), kind="stable")]
-        able = by_turn[positives[by_turn, column] >= minimum]
-        owned[(able if len(able) else by_turn)[0], column] = True
+        fewest_first = order[np.argsort(owned[order].sum(axis=1), kind="stable")]
+        eligible = fewest_first[positives[fewest_first, column] >= minimum]
+        owned[(eligible if len(eligible) else fewest_first)[0], column] = True
     for site in np.flatnonzero(~owned.any(axis=1)):
         richest = int(np.argmax(owned.sum(axis=1)))
         columns = np.flatnonzero(owned[richest])
         column = columns[np.argmax(positives[site, columns])]
-        owned[richest, column], owned[site, column] = False, True
+        owned[richest, column] = False
+        owned[site, column] = True
     return owned
 
 
@@ -88,14 +89,14 @@ def draw_random_class_owners(sites: int, classes: int, random: np.random.Generat
 def draw_site_classes_with_missing(sites: int, classes: int, missing: int, seed: int) -> NDArray[np.bool_]:
     """Draw a mask ``(sites, classes)`` in which each site lacks ``missing`` classes.
 
-    Drawing is repeated until each class is annotated by some site, at most 10,000 times. FedMLP's authors draw in the
-    same way, but accept the first draw even if no site annotates a class. If each site has only one class, nothing is
-    drawn: the sites annotate the classes in turn.
+    The draw is repeated, at most 10,000 times, until each class is annotated by at least one site. FedMLP's authors
+    accept the first draw even if no site annotates a class. If each site has only one class, there is no draw: the
+    sites get the classes in turn.
     """
     if classes - missing == 1:
         return np.eye(classes, dtype=np.bool_)[np.arange(sites) % classes]
     random = Random(seed)
-    for _ in range(_DRAWS):
+    for _ in range(_MAX_DRAWS):
         owned = np.zeros((sites, classes), dtype=np.bool_)
         for site in range(sites):
             owned[site, random.sample(range(classes), classes - missing)] = True
@@ -120,14 +121,17 @@ def partition_by_class(splits: DatasetSplits, spec: ClassPartitionSpec, seed: in
         sites = make_numbered_site_names("site", count)
     raise_faults(find_partition_data_faults(splits, spec, sites))
     if spec.images == "source":
-        dealt = [[np.flatnonzero(part.sources == site) for site in sites] for part in (splits.train, splits.validation)]
+        rows_by_part = [
+            [np.flatnonzero(part.sources == site) for site in sites] for part in (splits.train, splits.validation)
+        ]
     else:
-        random, dealt = np.random.RandomState(seed % (1 << 32)), []
+        random = np.random.RandomState(seed % (1 << 32))
+        rows_by_part = []
         for part in (splits.train, splits.validation):  # in this order, with the same generator
             abnormal = find_positive_images(part.labels)
-            of_sites = split_patients_over_sites(part.patients, abnormal, len(sites), random, spec.size_skew)
-            dealt.append([np.flatnonzero(np.isin(part.patients, patients)) for patients in of_sites])
-    rows = list(zip(*dealt, strict=True))
+            patients_by_site = split_patients_over_sites(part.patients, abnormal, len(sites), random, spec.size_skew)
+            rows_by_part.append([np.flatnonzero(np.isin(part.patients, patients)) for patients in patients_by_site])
+    rows = list(zip(*rows_by_part, strict=True))  # for each site, training and validation rows
     remedy = "Take fewer sites: abnormal and other patients are dealt apart."
     raise_faults(find_empty_site_faults(sites, [train for train, _ in rows], "training", remedy))
     positives = np.array([(splits.train.labels[train] == 1).sum(axis=0) for train, _ in rows])  # (sites, classes)
@@ -205,9 +209,9 @@ def partition_dataset(splits: DatasetSplits, spec: PartitionSpec, seed: int) -> 
 
 
 def describe_patients_of_several_sites(splits: DatasetSplits, parts: Sequence[SitePartition]) -> str:
-    """Return a sentence that counts the patients with images at several sites; empty if there are none.
+    """Return a warning with the number of patients who have images at several sites; empty if there are none.
 
-    Two patients of different centres count as one patient if both centres gave them the same number.
+    Two patients of different centres count as one patient if both centres use the same patient number.
     """
     sites = Counter[str]()
     for part in parts:
@@ -224,24 +228,24 @@ def describe_patients_of_several_sites(splits: DatasetSplits, parts: Sequence[Si
 
 
 def describe_undealt_images(splits: DatasetSplits, parts: Sequence[SitePartition]) -> str:
-    """Return a sentence that counts the training and validation images that no site has; empty if there are none."""
-    lost = [
-        images.select_rows(np.setdiff1d(np.arange(len(images)), np.concatenate(of_sites)))
-        for images, of_sites in (
+    """Return a sentence with the number of training and validation images that no site has; empty if there are none."""
+    unused = [
+        images.select_rows(np.setdiff1d(np.arange(len(images)), np.concatenate(rows_by_site)))
+        for images, rows_by_site in (
             (splits.train, [part.train for part in parts]),
             (splits.validation, [part.validation for part in parts]),
         )
     ]
-    count = sum(map(len, lost))
+    count = sum(map(len, unused))
     if not count:
         return ""
-    patients = len(np.unique(np.concatenate([images.patients for images in lost])))
-    every = len(splits.train) + len(splits.validation)
+    patients = len(np.unique(np.concatenate([images.patients for images in unused])))
+    total = len(splits.train) + len(splits.validation)
     images = format_count_with_noun(count, "image")
     whose = format_count_with_noun(patients, "patient")
     verb = "falls" if count == 1 else "fall"
     return (
-        f"Of {every:,} training and validation images, {images} of {whose} {verb} to no simulated hospital, and no "
+        f"Of {total:,} training and validation images, {images} of {whose} {verb} to no simulated hospital, and no "
         "site uses them."
     )
 
@@ -249,22 +253,27 @@ def describe_undealt_images(splits: DatasetSplits, parts: Sequence[SitePartition
 def mask_unlisted_test_labels(splits: DatasetSplits, lists: ClassLists) -> DatasetSplits:
     """Set the test labels of a class to unknown for images from centres whose list lacks the class.
 
-    A centre that does not look for a class does not record it either, so that a negative label means nothing. A note
-    counts the labels that remain.
+    A centre that does not look for a class does not record it, so that its negative labels mean nothing. A note with
+    the number of remaining labels is added to the images.
 
     Args:
-        lists: The classes that each centre lists, by the centre's name.
+        lists: Name of a centre -> the classes that it looks for.
     """
-    names, test = splits.class_names, splits.test
-    sources, places = np.unique(test.sources, return_inverse=True)
+    names = splits.class_names
+    test = splits.test
+    sources, source_of_image = np.unique(test.sources, return_inverse=True)
     is_listed = np.array(
         [[name in lists.get(source, ()) for name in names] for source in sources.tolist()], dtype=np.bool_
     )
-    labels = np.where(is_listed.reshape(-1, len(names))[places.reshape(-1)], test.labels, np.float32(np.nan))
-    before, after = ((~np.isnan(of)).sum(axis=0).tolist() for of in (test.labels, labels))
+    is_listed = is_listed.reshape(-1, len(names))[source_of_image.reshape(-1)]  # (images, classes)
+    labels = np.where(is_listed, test.labels, np.float32(np.nan))
+    before = (~np.isnan(test.labels)).sum(axis=0).tolist()
+    after = (~np.isnan(labels)).sum(axis=0).tolist()
     fewer = [f"{name} {count:,}" for name, count, total in zip(names, after, before, strict=True) if count < total]
     if fewer:
         note = "A class that a hospital does not list in partition.lists is unknown in its test images. Of "
-        note += f"{len(test):,} test images these have a label: {list_first_and_count_rest(fewer, _MOST_NAMED)}."
+        note += (
+            f"{len(test):,} test images these have a label: {list_first_and_count_rest(fewer, _MAX_CLASSES_LISTED)}."
+        )
         splits = DatasetSplits(*(replace(part, notes=(*part.notes, note)) for part in splits.parts))
     return replace(splits, test=replace(splits.test, labels=labels))

@@ -10,7 +10,7 @@ from polyclinic.data.base.spec import BaseDatasetSpec, ClassNames, Count, Fracti
 
 
 class BaseClassPartitionSpec(BaseDatasetSpec):
-    """Settings of each partition that chooses a site's images independently of its classes.
+    """Common settings of all partitions that choose the images of a site independently of its classes.
 
     Attributes:
         images: ``"patients"`` distributes patients over sites; ``"source"`` makes each centre of the data a site of
@@ -61,8 +61,8 @@ class PaperTablePartitionSpec(BaseClassPartitionSpec):
     """Each site annotates the classes of a table in the surgical aggregation paper, for NIH ChestX-ray14.
 
     Attributes:
-        table: ``"clients"`` for the experiments with different numbers of sites, ``"shared"`` for those in which four
-            sites share different classes.
+        table: ``"clients"`` for the experiments with different numbers of sites, ``"shared"`` for the experiments in
+            which four sites share different classes.
         row: For ``"clients"`` the number of sites (2, 3, 4, 5, 6, 8, 10), for ``"shared"`` the number of the experiment
             (1 to 7).
     """
@@ -84,14 +84,14 @@ class RandomOwnersPartitionSpec(BaseClassPartitionSpec):
 
 
 class MissingClassesPartitionSpec(BaseClassPartitionSpec):
-    """Each site annotates all classes except ``missing`` randomly drawn ones, as in FedMLP (Sun et al., MICCAI 2024).
+    """Each site annotates all classes except ``missing`` random classes, as in FedMLP (Sun et al., MICCAI 2024).
 
     If that leaves one class per site, nothing is drawn: the sites annotate the classes in turn.
 
     Attributes:
         sites: Number of sites; may be left out if ``images = "source"``.
         missing: Number of classes that a site does not annotate.
-        lists_seed: The seed for drawing the classes; by default the paper's.
+        lists_seed: The seed for drawing the classes; the default is the seed of the paper.
     """
 
     kind: Literal["missing_classes"]
@@ -107,8 +107,8 @@ class LabelSkewPartitionSpec(BaseDatasetSpec):
     images.
 
     Attributes:
-        shards: ``"practical"``: of each class one site holds 80 %, one 10 %, and each other site 1 %;
-            ``"pathological"``: each site holds two classes.
+        shards: ``"practical"``: one site has 80 % of a class, one 10 %, and each other site 1 %;
+            ``"pathological"``: each site has two classes.
         sites: Number of sites.
         seed: The seed of the distribution, by default that of the paper's code; None takes the run's seed.
         validation_fraction: Fraction of each site's training images held out for validation.

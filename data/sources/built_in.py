@@ -1,8 +1,8 @@
-"""Data sets that need no file: scikit-learn's handwritten digits (Alpaydin & Kaynak, UCI), and synthetic radiographs.
+"""Data sets without files: scikit-learn's handwritten digits (Alpaydin & Kaynak, UCI), and synthetic radiographs.
 
-The synthetic radiographs (phantoms) are chest images drawn by a program, with nine visible findings. They come from no
-patient and allow no medical conclusion. They let demos and tests run without files, with the difficulties of real
-images: several findings at once, some of them correlated (heart failure brings a wide heart, oedema and effusions),
+The synthetic radiographs (phantoms) are chest images that a program draws, with nine visible findings. They show no
+patient and allow no medical conclusion. With them demos and tests run without files, and with difficulties of real
+images: several findings in an image, correlated findings (heart failure causes a wide heart, oedema and effusions),
 small findings, varying pose, exposure and noise.
 
 Coordinates x and y run from -1 to 1 over the image, y downwards; the patient's left is at positive x, as on a viewer.
@@ -40,7 +40,7 @@ def load_digits_dataset(spec: DigitsDatasetSpec) -> DatasetSplits:
 
 @functools.lru_cache(maxsize=1)
 def _load_digit_images_and_labels(size: int | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the images of handwritten digits at one size, and the digits; cached for further runs in this process."""
+    """Return the images of handwritten digits, resized, and their digits; the result is cached in this process."""
     package = importlib.util.find_spec("sklearn")
     file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz" if package and package.origin else None
     if file is not None and file.is_file():  # read directly, because importing scikit-learn takes a second
@@ -57,7 +57,7 @@ def _load_digit_images_and_labels(size: int | None) -> tuple[NDArray[np.uint8], 
 
 
 Plane = NDArray[np.floating[Any]]
-Random = np.random.Generator
+RandomGenerator = np.random.Generator
 
 _PREVALENCE = {
     "Cardiomegaly": 0.15,
@@ -71,30 +71,32 @@ _PREVALENCE = {
     "Pneumothorax": 0.18,
 }
 PHANTOM_CLASSES = tuple(_PREVALENCE)
-_HEART_FAILURE = 0.15
-_WITH_HEART_FAILURE = {"Cardiomegaly": 0.75, "Edema": 0.7, "Effusion": 0.6, "Device": 0.45}
-_BATCH = 100
+_HEART_FAILURE_PREVALENCE = 0.15
+_PREVALENCE_WITH_HEART_FAILURE = {"Cardiomegaly": 0.75, "Edema": 0.7, "Effusion": 0.6, "Device": 0.45}
+_IMAGES_PER_BATCH = 100
 
 
 def load_phantom_dataset(spec: PhantomDatasetSpec) -> DatasetSplits:
     """Draw synthetic radiographs, with 1 to 3 images per patient, and split them by patient."""
+
+    # The order of the random draws determines the images: do not change it.
     return split_images_by_patient(
         draw_phantom_images(spec.images, spec.image_size, np.random.default_rng(spec.seed)), spec.split_seed
     )
 
 
-def draw_phantom_images(count: int, size: int, random: Random) -> ImageSet:
+def draw_phantom_images(count: int, size: int, random: RandomGenerator) -> ImageSet:
     """Draw ``count`` synthetic radiographs ``(count, size, size)`` with labels for nine findings."""
     patient = np.repeat(np.arange(count), random.integers(1, 4, size=count))[:count]
     # In patients drawn to have heart failure, some findings are more frequent.
-    failing = (random.random(patient.max() + 1) < _HEART_FAILURE)[patient]
+    failing = (random.random(patient.max() + 1) < _HEART_FAILURE_PREVALENCE)[patient]
     columns = []
     for name, prevalence in _PREVALENCE.items():
-        chance = np.where(failing, _WITH_HEART_FAILURE.get(name, prevalence), prevalence)
+        chance = np.where(failing, _PREVALENCE_WITH_HEART_FAILURE.get(name, prevalence), prevalence)
         columns.append(random.random(len(patient)) < chance)
     findings = np.stack(columns, axis=1).astype(np.float32)  # (count, classes)
     anatomy = PhantomAnatomy.draw_patient_anatomies(patient, random)
-    batches = [slice(start, start + _BATCH) for start in range(0, count, _BATCH)]
+    batches = [slice(start, start + _IMAGES_PER_BATCH) for start in range(0, count, _IMAGES_PER_BATCH)]
     images = [_render_phantom_images(findings[batch], anatomy.select_rows(batch), size, random) for batch in batches]
     return ImageSet(
         stored=np.concatenate(images),
@@ -124,7 +126,7 @@ class PhantomAnatomy:
     rib_spacing: Plane
 
     @classmethod
-    def draw_patient_anatomies(cls, patient: NDArray[np.intp], random: Random) -> "PhantomAnatomy":
+    def draw_patient_anatomies(cls, patient: NDArray[np.intp], random: RandomGenerator) -> "PhantomAnatomy":
         """Draw one anatomy per patient, and repeat it for each image of the patient."""
 
         def draw_per_patient(low: float, high: float) -> Plane:
@@ -151,7 +153,7 @@ class PhantomScene:
     Attributes:
         x: Horizontal coordinate of each pixel relative to the shifted and rotated patient, growing to the right.
         y: Vertical coordinate of each pixel in the same way, growing downwards.
-        lungs: How much of each pixel is air, 0 to 1.
+        lungs: Fraction of air in each pixel, 0 to 1.
         draw: Draws a uniform number per image between two bounds, ``(batch, 1, 1)``.
         texture: Draws smooth noise with mean 0 and deviation 1, given the number of grains along a side.
     """
@@ -168,11 +170,11 @@ class PhantomScene:
 
 
 def _render_phantom_images(
-    findings: NDArray[np.float32], anatomy: PhantomAnatomy, size: int, random: Random
+    findings: NDArray[np.float32], anatomy: PhantomAnatomy, size: int, random: RandomGenerator
 ) -> NDArray[np.uint8]:
-    """Render a batch of images: body, lungs, findings of the lungs, heart, bones, findings on top, then exposure."""
+    """Render a batch of images: body, lungs, lung findings, bones, heart, nodules, effusion, device and noise."""
     count = len(findings)
-    has = {name: findings[:, place].reshape(-1, 1, 1) for place, name in enumerate(PHANTOM_CLASSES)}
+    has = {name: findings[:, column].reshape(-1, 1, 1) for column, name in enumerate(PHANTOM_CLASSES)}
 
     def draw_uniform(low: float, high: float) -> Plane:
         return random.uniform(low, high, size=(count, 1, 1)).astype(np.float32)
@@ -240,15 +242,13 @@ def _draw_bones_and_heart(scene: PhantomScene, anatomy: PhantomAnatomy, cardiome
     return np.asarray(ribs + (mediastinum + heart * (0.03 + 0.29 * scene.lungs)))
 
 
-def _draw_round_shadow(scene: PhantomScene, least: float, most: float, brightness: float) -> Plane:
-    """Draw a round shadow at a random place in a lung, with a slightly irregular rim if it is large.
+def _draw_round_shadow(scene: PhantomScene, min_radius: float, max_radius: float, brightness: float) -> Plane:
+    """Draw a round shadow at a random position in a lung; the rim of a large shadow is slightly irregular.
 
     Args:
-        least: Smallest radius.
-        most: Largest radius.
         brightness: Density of the shadow, before a random variation.
     """
-    radius = scene.draw(least, most)
+    radius = scene.draw(min_radius, max_radius)
     x, y = scene.draw_body_side() * scene.draw(0.34, 0.6), scene.draw(-0.5, 0.25)
     distance: Plane = np.hypot(scene.x - x, scene.y - y) * (1 + radius * scene.texture(8))
     disc = _compute_smooth_step(1 - distance / radius, 7) * (0.25 + 0.75 * scene.lungs)
@@ -261,8 +261,8 @@ def _draw_vessels_and_lung_findings(
     """Return the density with vessels, edema, consolidation and pneumothorax drawn into the lungs.
 
     Args:
-        has: By finding, ``(batch, 1, 1)``: 1 for each image that shows it, else 0.
-        emphysema: ``(batch, 1, 1)``, severity of emphysema from 0, which thins the vessels.
+        has: Finding -> ``(batch, 1, 1)``: 1 for each image with the finding, else 0.
+        emphysema: ``(batch, 1, 1)``, severity of emphysema from 0; it makes the vessels thinner.
     """
     x, y = scene.x, scene.y
     # The vessels are densest beside the upper border of the heart.
@@ -296,8 +296,8 @@ def _draw_effusion_and_device(
     """Return the density with pleural effusion and a lead or catheter drawn over the body.
 
     Args:
-        has: By finding, ``(batch, 1, 1)``: 1 for each image that shows it, else 0.
-        body: How much of each pixel is inside the body, 0 to 1.
+        has: Finding -> ``(batch, 1, 1)``: 1 for each image with the finding, else 0.
+        body: Fraction of each pixel that is inside the body, 0 to 1.
     """
     # Effusion: fluid above one side of the diaphragm, whose level rises towards the chest wall (meniscus).
     outward = scene.draw_body_side() * scene.x

@@ -1,8 +1,8 @@
 """Several collections that share classes, joined by a label map (``kind = "collections"``).
 
-CheXpert calls "Pleural Effusion" what NIH calls "Effusion". The map says so, and both labels become one class. The
-classes that a collection lacks are unknown in its images, as in Kulkarni et al., "Surgical Aggregation", ML4H 2024,
-whose sites are such collections.
+For example, the label map says that CheXpert's "Pleural Effusion" is NIH's "Effusion", and both become one class. A
+class that a collection lacks is unknown in its images, as in Kulkarni et al., "Surgical Aggregation", ML4H 2024, where
+each site is a collection.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from polyclinic.data.base.masks import MaskSet, choose_mask_type, make_class_bit
 from polyclinic.data.base.spec import CollectionsDatasetSpec, CollectionSpec
 from polyclinic.data.images.reading import convert_image_colors, resize_images
 
-Read = Callable[[CollectionSpec], DatasetSplits]
+LoadCollection = Callable[[CollectionSpec], DatasetSplits]
 
 
 def find_collection_faults(
@@ -36,14 +36,14 @@ def find_collection_faults(
     ]
 
 
-def load_collections(spec: CollectionsDatasetSpec, read: Read) -> DatasetSplits:
+def load_collections(spec: CollectionsDatasetSpec, read: LoadCollection) -> DatasetSplits:
     """Load all collections, and join their training, validation and test parts under the classes of the label map.
 
     Args:
         read: Loads one collection.
 
     Raises:
-        BadInput: If a collection has a fault, or a name of the map or of ``classes`` is no label of the collections.
+        BadInput: If a collection has a fault, or the label map or ``classes`` has a name that is not a label.
     """
     loaded = dict[str, DatasetSplits]()
     for name, own in spec.collections.items():
@@ -82,31 +82,31 @@ def load_collections(spec: CollectionsDatasetSpec, read: Read) -> DatasetSplits:
 def merge_labels(labels: NDArray[np.float32], meanings: Sequence[str], classes: Sequence[str]) -> NDArray[np.float32]:
     """Return the labels of the joined classes, ``(images, classes)``.
 
-    A class is present if one of its labels is, absent if all of them are, and otherwise unknown.
+    A class is present if one of its labels is present, absent if all its labels are absent, and otherwise unknown.
 
     Args:
         labels: ``(images, labels of the collection)``: 1 present, 0 absent, NaN unknown.
-        meanings: The class that each label means.
+        meanings: The class of each label of the collection.
         classes: Classes of the joined data set.
     """
     merged = np.full((len(labels), len(classes)), np.nan, dtype=np.float32)
     for column, name in enumerate(classes):
-        own = labels[:, [meaning == name for meaning in meanings]]
-        if own.shape[1]:
-            unknown_or_absent = np.where(np.isnan(own).any(axis=1), np.nan, 0)
-            merged[:, column] = np.where((own == 1).any(axis=1), 1, unknown_or_absent)
+        labels_of_class = labels[:, [meaning == name for meaning in meanings]]
+        if labels_of_class.shape[1]:
+            unknown_or_absent = np.where(np.isnan(labels_of_class).any(axis=1), np.nan, 0)
+            merged[:, column] = np.where((labels_of_class == 1).any(axis=1), 1, unknown_or_absent)
     return merged
 
 
 def find_label_map_faults(
     labels: Mapping[str, Sequence[str]], names: Mapping[str, Mapping[str, str]], classes: Sequence[str]
 ) -> list[Fault]:
-    """Return a fault for each name of the map that is no label of its collection, and each class without a label.
+    """Return a fault for each name in the label map that is not a label, and for each class without a label.
 
-    Without these faults a spelling error would leave a class without any label, and so out of the model.
+    Otherwise a spelling error would leave a class without labels, and the model would not learn it.
 
     Args:
-        labels: Collection -> its own labels.
+        labels: Collection -> its labels.
         names: The label map, as in :class:`CollectionsDatasetSpec`.
         classes: The classes to learn; empty for all.
     """
@@ -140,7 +140,7 @@ def _describe_left_out_labels(
 
 
 def _bring_to_one_form(images: ImageSet, spec: CollectionsDatasetSpec) -> ImageSet:
-    """Return the images in the joined size and colour."""
+    """Convert images to the size and colour of the joined data set, in memory."""
     if not isinstance(spec.image_size, int):
         return replace(images, stored=images.images, places=None)
     pixels = resize_images(convert_image_colors(images.images, spec.color), spec.image_size, "pad")
@@ -148,12 +148,12 @@ def _bring_to_one_form(images: ImageSet, spec: CollectionsDatasetSpec) -> ImageS
 
 
 def merge_masks(masks: MaskSet, labels: Sequence[str], meanings: Sequence[str], classes: Sequence[str]) -> MaskSet:
-    """Return the masks of the joined classes; a class covers the pixels of all labels that mean it.
+    """Return the masks of the joined classes; the area of a class is the union of the areas of its labels.
 
     Args:
         labels: Labels of the collection.
-        meanings: The class that each label means.
-        classes: Classes of the joined data set, which share their bits in all collections.
+        meanings: The class of each label.
+        classes: Classes of the joined data set; a class has the same bit in the masks of all collections.
     """
     kind = choose_mask_type(len(classes))
     bits = [
@@ -161,14 +161,14 @@ def merge_masks(masks: MaskSet, labels: Sequence[str], meanings: Sequence[str], 
         for name in classes
     ]
     stored = np.zeros((len(masks), *masks.shape), kind)
-    for row, place in enumerate(masks.places.tolist()):
-        for column, own in enumerate(bits):
-            stored[row] |= ((masks.stored[place] & own) != 0).astype(kind) << kind(column)
+    for row, mask_index in enumerate(masks.places.tolist()):
+        for column, class_bits in enumerate(bits):
+            stored[row] |= ((masks.stored[mask_index] & class_bits) != 0).astype(kind) << kind(column)
     return replace(masks, stored=stored, places=np.arange(len(masks)), bits=make_class_bits(classes))
 
 
 def _find_unmasked_collection_faults(loaded: Mapping[str, DatasetSplits]) -> list[Fault]:
-    """Return a fault if some collections have masks, and others have labels alone."""
+    """Return a fault if some collections have masks, and others have only labels."""
     with_masks = [name for name, splits in loaded.items() if splits.train.masks is not None]
     without = [name for name in loaded if name not in with_masks]
     if not with_masks or not without:
@@ -178,7 +178,7 @@ def _find_unmasked_collection_faults(loaded: Mapping[str, DatasetSplits]) -> lis
 
 
 def _set_image_size(own: CollectionSpec, spec: CollectionsDatasetSpec) -> CollectionSpec:
-    """Return the settings of one collection with the size, and of volumes the spacing and window, of all of them."""
+    """Return the settings of a collection, with the image size (and for volumes spacing, window) of the joined data."""
     update: dict[str, object] = {"image_size": spec.image_size}
     if not isinstance(spec.image_size, int):
         update |= {"spacing": spec.spacing, "window": spec.window}
@@ -186,7 +186,7 @@ def _set_image_size(own: CollectionSpec, spec: CollectionsDatasetSpec) -> Collec
 
 
 def _prefix_fault_with_collection(name: str, fault: Fault) -> Fault:
-    """Return the fault with its key in the collection's table; a fault of a file names the collection before it."""
+    """Return the fault with the collection's name in its key; for a fault in a file, before the name of the file."""
     section = f"data.collections.{name}"
     is_key = fault.where == "data" or fault.where.startswith("data.")
     where = f"{section}{fault.where.removeprefix('data')}" if is_key else f"{section}: {fault.where}"

@@ -1,10 +1,10 @@
 """Data sets built from npz files: images composed of several pictures, and mixtures of several data sets.
 
-A composite shows up to four pictures of a single-label file side by side, and is labelled with all their classes: real
-pixels in artificial arrangements, for benchmarks that need more multi-label images than public files have. Composites
-of one part (training, validation or test) use only pictures of that part, and reuse a picture only when all of its
-class have been used. A mixture combines data sets, called tasks, into one with images of one size and the classes of
-all tasks.
+A composite shows up to four pictures of a single-label file side by side, and has the labels of all of them. Composites
+are for benchmarks that need more multi-label images than public files have. A part (training, validation or test) uses
+only pictures of that part. A picture is reused only after all pictures of its class have been used.
+
+A mixture combines data sets, called tasks, into one data set with images of one size and the classes of all tasks.
 """
 
 from dataclasses import replace
@@ -28,8 +28,8 @@ from polyclinic.data.images.store import DecodedImageStore
 from polyclinic.data.sources.npz import load_npz_dataset, open_npz_parts
 from polyclinic.data.tables.class_names import find_repeated_name_faults
 
-CELLS = 4
-"""Places for pictures in a composed image: a grid of 2x2."""
+CELLS_PER_COMPOSITE = 4
+"""Number of cells for pictures in a composed image, a grid of 2x2."""
 
 
 def find_composite_faults(spec: CompositesDatasetSpec, base: Path) -> list[Fault]:
@@ -66,7 +66,7 @@ def load_composites(spec: CompositesDatasetSpec, base: Path, store: DecodedImage
 def draw_composites(
     pictures: ImageSet, count: int, spec: CompositesDatasetSpec, random: np.random.Generator
 ) -> ImageSet:
-    """Draw ``count`` composed images, each with one to four pictures at random places of a 2x2 grid.
+    """Draw ``count`` composed images, each with one to four pictures in random cells of a 2x2 grid.
 
     Class c, in the file's order, is drawn with a probability proportional to ``spec.falling ** c``.
     """
@@ -77,7 +77,7 @@ def draw_composites(
     images = np.zeros((count, 2 * height, 2 * width), np.uint8)
     labels = np.zeros((count, classes), np.float32)
     for image, label in zip(images, labels, strict=True):
-        for cell in random.permutation(CELLS)[: random.integers(1, CELLS + 1)]:
+        for cell in random.permutation(CELLS_PER_COMPOSITE)[: random.integers(1, CELLS_PER_COMPOSITE + 1)]:
             column = int(random.choice(classes, p=share / share.sum()))
             top, left = cell // 2 * height, cell % 2 * width
             image[top : top + height, left : left + width] = pools.draw_picture(column)
@@ -92,18 +92,18 @@ def draw_composites(
 
 
 class _ShuffledClassPictures:
-    """Draws pictures of each class in random order, and in a new random order whenever all have been drawn."""
+    """Draws the pictures of a class in random order; after all have been drawn, they are shuffled again."""
 
     def __init__(self, pictures: ImageSet, random: np.random.Generator) -> None:
         self._pictures, self._random = pictures.images, random
         self._rows = [np.flatnonzero(column == 1) for column in pictures.labels.T]
-        self._left: list[list[int]] = [[] for _ in self._rows]
+        self._remaining: list[list[int]] = [[] for _ in self._rows]
 
     def draw_picture(self, column: int) -> NDArray[np.uint8]:
         """Return the next picture of a class, given its label column."""
-        if not self._left[column]:
-            self._left[column] = self._random.permutation(self._rows[column]).tolist()
-        return np.asarray(self._pictures[self._left[column].pop()])
+        if not self._remaining[column]:
+            self._remaining[column] = self._random.permutation(self._rows[column]).tolist()
+        return np.asarray(self._pictures[self._remaining[column].pop()])
 
 
 def _make_source_npz_spec(spec: CompositesDatasetSpec) -> NpzDatasetSpec:

@@ -1,10 +1,11 @@
-"""What one item of a user's data set holds: its image, labels, label mask, patient and part, by plain rules.
+"""Parse one item of a user's data set into image, labels, label mask, patient and part.
 
-An item is an image, ``(image, labels)``, a longer tuple that begins so, or a dictionary, named tuple or dataclass, of
-which the keys below are read, in any case and with any signs between the letters. Nothing else is searched: an item of
-another form is brought into one of these by ``pc.LabelledImages(..., item=...)``. An entry "mask" is the label mask if
-it has one 0 or 1 for each class; else it is a mask of pixels, and not read.
-A text "class_name" beside a class number names that class.
+An item is an image, ``(image, labels)``, a longer tuple that begins with these two, or a dictionary, named tuple or
+dataclass with keys of :data:`ITEM_KEYS`. Upper case and signs in the keys are ignored. An item of another form must be
+converted by the function ``item`` of ``pc.LabelledImages(..., item=...)``.
+
+An entry "mask" is the label mask if it has one 0 or 1 for each class; otherwise it is a mask of pixels and is ignored.
+A text "class_name" is the name of the class whose number is the label.
 """
 
 import difflib
@@ -18,10 +19,10 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import quote_names
 from polyclinic.data.base.image_set import PARTS
 from polyclinic.data.base.names import is_anonymous_patient, normalize_name
-from polyclinic.data.base.vocabulary import PART_NAMES
+from polyclinic.data.base.vocabulary import PART_WORDS
 from polyclinic.data.sources.label_array import convert_labels_to_array, convert_to_numpy_array
 
-KEYS: Mapping[str, tuple[str, ...]] = {
+ITEM_KEYS: Mapping[str, tuple[str, ...]] = {
     "image": ("image", "img", "pixelvalues"),
     "labels": ("labels", "label", "lab", "target", "targets"),
     "mask": ("labelmask", "labelsmask"),
@@ -31,25 +32,26 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     ),
     "split": ("split",),
 }
-"""Keys of a dictionary item by meaning, reduced to lower-case letters and digits."""
+"""Meaning of an entry -> its possible keys in a dictionary item, reduced to lower-case letters and digits."""
 _CLASS_NAME_KEYS = ("classname", "classnames", "labelname")
-"""Keys whose text is the name of the class that an integer label numbers, reduced as :data:`KEYS`."""
-USE_ITEM = "Bring each item into that form: pc.LabelledImages(dataset, item=lambda x: (x[...], x[...]))."
-_CLOSE = 0.6
-"""Similarity (0 to 1) from which an unknown class name is shown beside the known one."""
+"""Keys for the name of the class whose number is the label, reduced to lower-case letters and digits."""
+ITEM_FUNCTION_REMEDY = "Bring each item into that form: pc.LabelledImages(dataset, item=lambda x: (x[...], x[...]))."
+_MIN_NAME_SIMILARITY = 0.6
+"""Minimum similarity (0 to 1) of an unknown class name and a known one that an error message suggests."""
 
 
 @dataclass(frozen=True)
 class DatasetItem:
-    """One item of a data set; fields that the item lacks are None.
+    """One item of a user's data set; missing fields are None.
 
     Attributes:
-        mask: For each class 1 if its label is known, else 0.
-        possible_mask: An entry "mask" that is a vector of 0 and 1: the label mask if it has one value for each class.
+        mask: The label mask: for each class 1 if its label is known, else 0.
+        possible_mask: An entry "mask" that is a vector of 0 and 1; it is the label mask if it has a value for each
+            class.
         patient: Name of the patient.
         split: ``train``, ``validation`` or ``test``.
-        class_name: Name of the class that the item's integer label numbers.
-        unread: The entries that are not read, by their names: keys, or "entry 3" of a tuple.
+        class_name: Name of the class whose number is the label.
+        unread: Name of an entry that is ignored -> the entry; the name is a key, or "entry 3" of a tuple.
     """
 
     image: Any
@@ -63,16 +65,14 @@ class DatasetItem:
 
 
 def parse_item(item: Any, class_names: Sequence[str] = ()) -> DatasetItem:
-    """Return the fields of an item.
+    """Parse an item into its fields.
 
     Args:
-        item: What the data set returned, or the user's ``item`` function made of it.
-        class_names: Names of the classes, as far as they are known. A dictionary without an entry for labels may have
-            one entry for each class.
+        item: The item that the data set, or the user's ``item`` function, returned.
+        class_names: Names of the classes, if known. A dictionary without labels may have one entry for each class.
 
     Raises:
-        ValueError: With the problem, if the item has no image or two entries of one meaning, or a patient or part that
-            cannot be read.
+        ValueError: If the item has no image, or two entries with the same meaning, or an invalid patient or part.
     """
     if hasattr(item, "_asdict"):  # a named tuple
         item = item._asdict()
@@ -93,14 +93,18 @@ def parse_item(item: Any, class_names: Sequence[str] = ()) -> DatasetItem:
 
 
 def _parse_dictionary(item: Mapping[Any, Any], class_names: Sequence[str]) -> DatasetItem:
-    keys = {meaning: [key for key in item if keep_letters_and_digits(key) in names] for meaning, names in KEYS.items()}
+    keys = {
+        meaning: [key for key in item if keep_letters_and_digits(key) in names] for meaning, names in ITEM_KEYS.items()
+    }
     if not keys["image"]:
         listed = quote_names(map(str, item))
-        raise ValueError(f'is a dictionary without an image; its keys are {listed}. Call it "image". {USE_ITEM}')
+        raise ValueError(
+            f'is a dictionary without an image; its keys are {listed}. Call it "image". {ITEM_FUNCTION_REMEDY}'
+        )
     for meaning, names in keys.items():
         if len(names) > 1:
             word = "labels" if meaning == "labels" else f"the {meaning}"
-            raise ValueError(f"has {quote_names(map(str, names))}, which all name {word}. {USE_ITEM}")
+            raise ValueError(f"has {quote_names(map(str, names))}, which all name {word}. {ITEM_FUNCTION_REMEDY}")
     entries = {meaning: item[names[0]] for meaning, names in keys.items() if names}
     masks = [key for key in item if keep_letters_and_digits(key) == "mask" and not keys["mask"]]
     possible_mask = item[masks[0]] if masks and _is_vector_of_zeros_and_ones(item[masks[0]]) else None
@@ -126,11 +130,11 @@ def _parse_dictionary(item: Mapping[Any, Any], class_names: Sequence[str]) -> Da
 def parse_item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[np.float32]:
     """Return the labels of an item, float32 ``(classes,)``: 1 present, 0 absent, NaN unknown.
 
-    Labels are a value for each class; the number or the name of the only class; a list of the names of all classes that
-    are present; or a dictionary of values by class name, in which a class that is not named is unknown.
+    Labels may be: a value for each class; the number or the name of the only class that is present; a list with the
+    names of all present classes; a dictionary from class name to value, in which a missing class is unknown.
 
     Raises:
-        ValueError: With the problem, if the labels are missing or do not fit the classes.
+        ValueError: If the labels are missing or do not fit the classes.
     """
     row = _convert_labels(item.labels, class_names)
     if item.class_name is not None and item.class_name in class_names and len(class_names) > 1:
@@ -146,7 +150,9 @@ def parse_item_labels(item: DatasetItem, class_names: Sequence[str]) -> NDArray[
 def _convert_labels(labels: Any, class_names: Sequence[str]) -> NDArray[np.float32]:
     classes = len(class_names)
     if labels is None:
-        raise ValueError(f"has no labels. Return (image, labels), or give labels to pc.LabelledImages. {USE_ITEM}")
+        raise ValueError(
+            f"has no labels. Return (image, labels), or give labels to pc.LabelledImages. {ITEM_FUNCTION_REMEDY}"
+        )
     if isinstance(labels, Mapping):
         return _convert_labels_by_name(labels, class_names)
     if (names := list_label_names(labels)) is not None:
@@ -160,9 +166,9 @@ def _convert_labels(labels: Any, class_names: Sequence[str]) -> NDArray[np.float
 
 
 def _refuse_other_class_name(class_name: str, row: NDArray[np.float32], class_names: Sequence[str]) -> None:
-    """Raise ValueError if an item's class number is that of another class than the one that it names.
+    """Raise ``ValueError`` if the class name in an item is not the name of its class number.
 
-    The parts of a data set may have been numbered apart.
+    This happens if the classes of each part of a data set were numbered separately.
     """
     numbered = [name for name, label in zip(class_names, row, strict=True) if label == 1]
     if class_name not in numbered:
@@ -170,7 +176,7 @@ def _refuse_other_class_name(class_name: str, row: NDArray[np.float32], class_na
 
 
 def read_class_number(labels: Any) -> int | None:
-    """Return the whole number that is an item's only label; None if its labels are something else, or unknown."""
+    """Return the class number if the labels of an item are one integer; otherwise None."""
     if labels is None or isinstance(labels, str | Mapping):
         return None
     try:
@@ -181,10 +187,10 @@ def read_class_number(labels: Any) -> int | None:
 
 
 def find_names_of_class_numbers(items: Iterable[DatasetItem]) -> tuple[str, ...]:
-    """Return the class names, by number, that stand beside the numbers in the items.
+    """Return the class names in the order of the class numbers, from items that have both a number and a name.
 
-    A number that no item has keeps its number as its name. The result is empty unless each item with a number has a
-    name, and each number one name of its own.
+    If no item has a number below the largest one, that number itself is the name. The result is empty if an item with a
+    number has no name, if a number has two names, or if two numbers have the same name.
     """
     names = dict[int, str]()
     for item in items:
@@ -198,9 +204,9 @@ def find_names_of_class_numbers(items: Iterable[DatasetItem]) -> tuple[str, ...]
 
 
 def list_label_names(labels: Any) -> list[str] | None:
-    """Return the class names that labels list: a text, or texts in a list, tuple, set or array; else None.
+    """Return the class names if labels are a text, or a list, tuple, set or array of texts; otherwise None.
 
-    An empty list names no class: the image shows none.
+    An empty list means that no class is present.
     """
     if isinstance(labels, str):
         return [str(labels)]
@@ -211,9 +217,10 @@ def list_label_names(labels: Any) -> list[str] | None:
 
 
 def find_class_names_in_labels(labels: Iterable[Any]) -> tuple[str, ...]:
-    """Return the class names that labels themselves name, in alphabetical order; empty if one item names none.
+    """Return the class names in the labels of all items, in alphabetical order.
 
-    Labels name classes as a text, a list of texts, or a dictionary.
+    Labels name classes as a text, a list of texts, or a dictionary. The result is empty if the labels of an item have
+    another form.
 
     Args:
         labels: The labels of each item, as the data set returns them.
@@ -230,26 +237,29 @@ def find_class_names_in_labels(labels: Iterable[Any]) -> tuple[str, ...]:
 def _convert_labels_by_name(
     labels: Mapping[Any, Any], class_names: Sequence[str], others: float = np.nan
 ) -> NDArray[np.float32]:
-    """Return the values of labels that are given by class name, and ``others`` for the classes that are not named."""
+    """Return the labels ``(classes,)`` from a dictionary by class name; a missing class has the label ``others``."""
     values = {str(name): value for name, value in labels.items()}
     if unknown := [name for name in values if name not in class_names]:
-        close = difflib.get_close_matches(unknown[0], class_names, 1, _CLOSE)
+        close = difflib.get_close_matches(unknown[0], class_names, 1, _MIN_NAME_SIMILARITY)
         hint = f'; did you mean "{close[0]}"?' if close else "."
         listed = f"The classes are {quote_names(class_names)}{hint}"
         raise ValueError(f'has a label for "{unknown[0]}", which is no class. {listed}')
     row = np.full(len(class_names), others, np.float32)
-    for place, name in enumerate(class_names):
+    for column, name in enumerate(class_names):
         if name in values:
             value = values[name]
             try:
-                row[place] = np.nan if value is None else float(value)
+                row[column] = np.nan if value is None else float(value)
             except (TypeError, ValueError):
                 raise ValueError(f'has the label {value!r} for "{name}"; labels are 1, 0 or NaN.') from None
     return row
 
 
 def _convert_class_number(value: NDArray[Any], classes: int) -> NDArray[np.float32]:
-    """Return the labels of an item whose only class is given by its number, from 0; NaN leaves all unknown."""
+    """Return the labels ``(classes,)`` of an item with one class, given the number of the class from 0.
+
+    The value NaN makes all classes unknown.
+    """
     if np.isnan(float(value)):
         return np.full(classes, np.nan, np.float32)
     number = int(value)
@@ -261,7 +271,7 @@ def _convert_class_number(value: NDArray[Any], classes: int) -> NDArray[np.float
 
 
 def find_label_mask(item: DatasetItem, classes: int) -> Any:
-    """Return the label mask of an item; None if it has none, or if its entry "mask" has no value for each class."""
+    """Return the label mask of an item; None if it has none, or if its entry "mask" is a mask of pixels."""
     if item.mask is not None:
         return item.mask
     possible = item.possible_mask
@@ -269,7 +279,7 @@ def find_label_mask(item: DatasetItem, classes: int) -> Any:
 
 
 def _is_vector_of_zeros_and_ones(value: Any) -> bool:
-    """Return True if a value may be a label mask: a mask of pixels has more axes, or other values."""
+    """Return True if a value may be a label mask; a mask of pixels has more axes, or values other than 0 and 1."""
     try:
         values = convert_to_numpy_array(value).squeeze()
     except Exception:  # each library raises its own exceptions
@@ -289,7 +299,7 @@ def _parse_mask(mask: Any, classes: int) -> NDArray[np.bool_]:
 
 
 def _parse_patient(value: Any) -> str | None:
-    """Return the name of a patient, given as a text or a whole number; None if the item names none."""
+    """Return the name of a patient, given as a text or a whole number; None if the patient is unknown."""
     if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:  # a number of NumPy or torch
         value = value.item()
     if isinstance(value, bytes):
@@ -307,20 +317,21 @@ def _parse_split(value: Any) -> str | None:
     """Return the part of the data that an item belongs to: ``train``, ``validation`` or ``test``.
 
     Raises:
-        ValueError: If the value is no known word for one.
+        ValueError: If the value is not a known word for a part.
     """
     if value is None:
         return None
-    part = PART_NAMES.get(str(value).strip().lower())
+    part = PART_WORDS.get(str(value).strip().lower())
     if part is None:
         raise ValueError(f'has {value!r} as its "split"; the parts are {quote_names(PARTS)}.')
     return part
 
 
 def keep_letters_and_digits(text: object) -> str:
-    """Return a key in lower case without signs and spaces."""
+    """Return a text in lower case with only its letters and digits."""
     return "".join(filter(str.isalnum, str(text).lower()))
 
 
-Item = Callable[[Any], Any]
-"""A user's function that makes an image with labels, or a dictionary of known keys, of an item of his data set."""
+ConvertItem = Callable[[Any], Any]
+"""A user's function that converts an item of the data set to ``(image, labels)``, or to a dictionary with known keys.
+"""

@@ -14,7 +14,7 @@ from polyclinic.data.base.image_set import fill_missing_patients_by_study
 from polyclinic.data.base.names import normalize_name_array
 from polyclinic.data.base.spec import DicomwebDatasetSpec
 from polyclinic.data.dicomweb.archive import PacsArchive, PacsImageKey, open_pacs_archive
-from polyclinic.data.dicomweb.search import UID, PacsImageLocation
+from polyclinic.data.dicomweb.search import UID_PATTERN, PacsImageLocation
 from polyclinic.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table
 from polyclinic.data.tables.files import LazyPicturePaths
 from polyclinic.data.tables.labels import (
@@ -27,9 +27,13 @@ from polyclinic.data.tables.labels import (
     parse_table_cells,
 )
 
-_KEYS = {"instance": "data.instance_column", "study": "data.study_column", "accession": "data.accession_column"}
-_LONGEST_ACCESSION = 64
-"""Maximum number of characters; the standard allows 16, real archives use more."""
+_IDENTIFIER_KEYS = {
+    "instance": "data.instance_column",
+    "study": "data.study_column",
+    "accession": "data.accession_column",
+}
+_MAX_ACCESSION_CHARACTERS = 64
+"""Maximum length of an AccessionNumber; the standard allows 16 characters, but real archives use more."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,11 @@ class PacsLabelTable:
     """A label table whose images were located in a PACS.
 
     Attributes:
-        table: The rows for which the PACS has an image.
+        table: The rows with an image in the PACS.
         archive: Downloads the images.
-        lines: Number of rows in the table, including those without an image.
-        patients_from_archive: True if the patients come from the PACS, because the table does not name them. Images
-            without a PatientID then have placeholder names, one per study.
+        lines: Number of rows in the table, including rows without an image.
+        patients_from_archive: True if the patients' names come from the PACS, because the table does not have them.
+            Images without a PatientID then have placeholder names, one per study.
     """
 
     table: LabelTable
@@ -61,7 +65,7 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
             responses.
     """
     columns = read_csv_table(base / spec.labels, "data.labels", spec.largest_mb)
-    named = {key: column for kind, key in _KEYS.items() if (column := getattr(spec, f"{kind}_column"))}
+    named = {key: column for kind, key in _IDENTIFIER_KEYS.items() if (column := getattr(spec, f"{kind}_column"))}
     configured = {**named, **list_configured_columns(spec)}
     raise_faults(find_missing_column_faults(Path(spec.labels).name, columns, configured))
     faults = _find_identifier_faults({key: columns.get_column(name) for key, name in named.items()})
@@ -70,13 +74,13 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
     archive = open_pacs_archive(spec, base)
     rows, images = _locate_pacs_images(spec, columns, archive)
     ids = {image.patient for image in images if image and image.patient}
-    # If all images have the same PatientID, it replaces removed names.
+    # If all images have the same PatientID, it is a placeholder for removed names.
     by_archive = cells.patients is None and len(ids) >= max(1, min(2, sum(image is not None for image in images)))
     if cells.patients is not None:
         patients = cells.patients[rows]
     else:  # a row without an image counts as a patient
-        of_archive = [image.patient if image and by_archive else "" for image in images]
-        names = fill_missing_patients_by_study(of_archive, [image.study if image else "" for image in images])
+        archive_patients = [image.patient if image and by_archive else "" for image in images]
+        names = fill_missing_patients_by_study(archive_patients, [image.study if image else "" for image in images])
         patients = join_similar_patients(normalize_name_array(np.array(names, dtype=np.str_)), spec, "data.url", faults)
         raise_faults(faults)
     files = [f"{image.instance if image else 'missing'}.dcm" for image in images]
@@ -110,26 +114,29 @@ def open_dicomweb_table(spec: DicomwebDatasetSpec, base: Path) -> PacsLabelTable
 
 
 def _find_identifier_faults(columns: Mapping[str, CsvColumn]) -> list[Fault]:
-    """Return faults for cells that are no valid UID or AccessionNumber; valid ones are safe in URLs and file names.
+    """Return faults for cells that are not a valid UID or AccessionNumber; valid cells are safe in URLs and file names.
 
     Args:
-        columns: The columns that name images and studies, by configuration key. The first one says which image or study
-            each row is about: its cells may be neither blank nor repeated.
+        columns: Configuration key -> column that names images or studies. The cells of the first column identify the
+            rows, and may be neither blank nor repeated.
     """
     key, column = next(iter(columns.items()))
-    what, several = ("image", "images") if key == _KEYS["instance"] else ("study", "studies")
+    what, several = ("image", "images") if key == _IDENTIFIER_KEYS["instance"] else ("study", "studies")
     faults = find_blank_cell_faults(column, key, what)
     if not faults and (repeated := np.flatnonzero(column.count_rows_per_cell() > 1).tolist()):
         problem = f"{format_count_with_noun(len(repeated), what, several)} in more than one line: "
         problem += f"{column.describe_cell_lines(repeated)}."
         faults.append(Fault(key, problem, f"Give each {what} one line."))
     for key, column in columns.items():
-        if key == _KEYS["accession"]:
+        if key == _IDENTIFIER_KEYS["accession"]:
             expected, forbidden = "an AccessionNumber", set("*?\\")
-            fits = [0 < len(c) <= _LONGEST_ACCESSION and c.isprintable() and not forbidden & {*c} for c in column.cells]
+            fits = [
+                0 < len(c) <= _MAX_ACCESSION_CHARACTERS and c.isprintable() and not forbidden & {*c}
+                for c in column.cells
+            ]
         else:
             expected = "a UID: digits and dots, 64 at most"
-            fits = [UID.fullmatch(cell) is not None for cell in column.cells]
+            fits = [UID_PATTERN.fullmatch(cell) is not None for cell in column.cells]
         if bad := np.flatnonzero(~np.array(fits)).tolist():
             lines = column.find_lines_of_cells(bad)
             first = column.cells[column.places[np.flatnonzero(column.lines == lines[0])[0]]][:70]
@@ -146,8 +153,8 @@ def _locate_pacs_images(
     """Search the PACS for the images of all table rows.
 
     Returns:
-        ``(n,)`` row numbers, and the image of each. The number of a row with several images occurs several times; a row
-        without an image occurs once, with None as its image.
+        Two lists of equal length: row numbers ``(n,)``, and an image of each row. A row with several images has several
+        entries. A row without an image has one entry with the image None.
 
     Raises:
         BadInput: If the PACS gives no usable response, or an image belongs to two rows.
@@ -158,17 +165,17 @@ def _locate_pacs_images(
     instances = None if spec.instance_column is None else columns[spec.instance_column]
     rows, images = list[int](), list[PacsImageLocation | None]()
     for row, key in enumerate(keys):
-        of_line = [
+        row_images = [
             image
             for image in results[key]
             if (not spec.modalities or image.modality in spec.modalities)
             and (instances is None or image.instance == instances[row])
         ]
-        of_line.sort(key=lambda image: (image.series, image.instance))
-        rows += [row] * max(1, len(of_line))
-        images += of_line or [None]
+        row_images.sort(key=lambda image: (image.series, image.instance))
+        rows += [row] * max(1, len(row_images))
+        images += row_images or [None]
     counts = Counter(image.instance for image in images if image)
     if repeated := [name for name, count in counts.items() if count > 1]:
         problem = f"{format_count_with_noun(len(repeated), 'image')} of more than one line: {quote_names(repeated, 5)}."
-        raise BadInput([Fault(_KEYS[kind], problem, "Do two lines name the same study?")])
+        raise BadInput([Fault(_IDENTIFIER_KEYS[kind], problem, "Do two lines name the same study?")])
     return np.array(rows, dtype=np.intp), images

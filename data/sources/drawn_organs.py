@@ -1,8 +1,8 @@
-"""Drawn organs: synthetic slices or volumes of a trunk with four organs, and the outline of each, for segmentation.
+"""Draw synthetic slices or volumes of a trunk with four organs and their masks, for segmentation.
 
-They come from no patient and allow no medical conclusion. The difficulties are those of real outlines: organs of nearly
-equal grey, whose place tells them apart; loops of bowel in the grey of organs; edges that no grey step marks; a patient
-without a spleen; noise. No organs overlap.
+The images show no patient and allow no medical conclusion. They have difficulties of real images: organs of nearly
+equal grey, which differ only in position; loops of bowel with the grey of organs; edges without contrast; patients
+without a spleen; noise. Organs do not overlap.
 
 Coordinates run from -1 to 1 along each axis, the last axis to the patient's left, as on a viewer.
 """
@@ -19,19 +19,19 @@ from polyclinic.data.base.spec import DrawnOrgansDatasetSpec
 from polyclinic.data.base.splits import split_images_by_patient
 
 Plane = NDArray[np.float64]
-Random = np.random.Generator
-_MOST_OF_A_PATIENT = 3
+RandomGenerator = np.random.Generator
+_MAX_IMAGES_PER_PATIENT = 3
 
 
 @dataclass(frozen=True)
 class Organ:
-    """The usual form of an organ.
+    """The mean shape and grey of an organ.
 
     Attributes:
-        centre: Depth, height and width.
+        centre: Coordinates along depth, height and width.
         radii: Half the extent along depth, height and width.
-        grey: Mean grey, 0 to 255.
-        absence: Probability that a patient has none.
+        grey: Mean grey value, 0 to 255.
+        absence: Probability that a patient does not have the organ.
     """
 
     centre: tuple[float, float, float]
@@ -46,21 +46,24 @@ ORGANS: Mapping[str, Organ] = {
     "Pancreas": Organ((0.0, 0.06, 0.12), (0.2, 0.09, 0.22), 132.0, 0.05),
     "Spleen": Organ((-0.1, 0.14, 0.56), (0.3, 0.24, 0.13), 144.0, 0.1),
 }
-"""In the order of their names; where two would overlap, the later one wins."""
-_BODY, _BOWEL, _BOWELS = 92.0, (128.0, 156.0), 5
-_NOISE = 11.0
+"""The organs, sorted by name. Where two organs would overlap, the pixels belong to the later one."""
+_BODY_GREY = 92.0
+_BOWEL_GREY_RANGE = (128.0, 156.0)
+_BOWEL_LOOPS = 5
+_NOISE_DEVIATION = 11.0
+"""Standard deviation of the noise, in grey values."""
 
 
 def load_drawn_organs(spec: DrawnOrgansDatasetSpec) -> DatasetSplits:
-    """Draw slices or volumes with the outlines of four organs, and split them by patient."""
+    """Draw slices or volumes with masks of four organs, and split them by patient."""
     size = spec.image_size
     shape = (size, size) if spec.depth is None else (spec.depth, size, size)
     return split_images_by_patient(draw_organs(spec.images, shape, np.random.default_rng(spec.seed)), spec.split_seed)
 
 
-def draw_organs(count: int, shape: tuple[int, ...], random: Random) -> ImageSet:
-    """Draw ``count`` slices ``(height, width)`` or volumes ``(depth, height, width)``, one to three a patient."""
-    patient = np.repeat(np.arange(count), random.integers(1, _MOST_OF_A_PATIENT + 1, size=count))[:count]
+def draw_organs(count: int, shape: tuple[int, ...], random: RandomGenerator) -> ImageSet:
+    """Draw ``count`` slices ``(height, width)`` or volumes ``(depth, height, width)``, one to three per patient."""
+    patient = np.repeat(np.arange(count), random.integers(1, _MAX_IMAGES_PER_PATIENT + 1, size=count))[:count]
     grid = _make_grid(shape)
     present = np.stack([random.random(count) >= organ.absence for organ in ORGANS.values()], axis=1)
     pictures = np.empty((count, *shape), np.uint8)
@@ -82,14 +85,14 @@ def draw_organs(count: int, shape: tuple[int, ...], random: Random) -> ImageSet:
 
 
 def _make_grid(shape: tuple[int, ...]) -> list[Plane]:
-    """Return the coordinates along depth, height and width, -1 to 1; depth is 0 all over for a slice."""
+    """Return the coordinates of each pixel along depth, height and width, from -1 to 1; for a slice the depth is 0."""
     axes = [(np.arange(side) + 0.5) / side * 2 - 1 for side in shape]
     planes = list(np.meshgrid(*axes, indexing="ij"))
     return planes if len(shape) == 3 else [np.zeros(shape), *planes]
 
 
 def _draw_picture(
-    grid: list[Plane], has_organ: NDArray[np.bool_], random: Random
+    grid: list[Plane], has_organ: NDArray[np.bool_], random: RandomGenerator
 ) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
     """Return the area of each organ, ``(organs, *spatial)``, and the picture."""
     turn, scale = random.uniform(-0.12, 0.12), random.uniform(0.88, 1.08)
@@ -97,19 +100,21 @@ def _draw_picture(
     cos, sin = np.cos(turn), np.sin(turn)
     moved = [depth, (cos * height - sin * width) / scale, (sin * height + cos * width) / scale]
 
-    picture = np.where(_measure_ellipse(moved, (0, 0, 0), (2.0, 0.74, 0.88)) < 1, _BODY, 8.0)
-    for _ in range(_BOWELS):
+    picture = np.where(_measure_ellipse(moved, (0, 0, 0), (2.0, 0.74, 0.88)) < 1, _BODY_GREY, 8.0)
+    for _ in range(_BOWEL_LOOPS):
         centre = (random.uniform(-1, 1), random.uniform(-0.45, 0.5), random.uniform(-0.6, 0.6))
         radius = random.uniform(0.05, 0.12)
         inside = _measure_ellipse(moved, centre, (2 * radius, radius, radius)) < 1
-        picture[inside] = random.uniform(*_BOWEL)
+        picture[inside] = random.uniform(*_BOWEL_GREY_RANGE)
 
     areas = np.zeros((len(ORGANS), *depth.shape), bool)
     for column, organ in enumerate(ORGANS.values()):
-        # Drawn for a patient without the organ, too, so that the other organs do not depend on it.
-        middle = [place + random.normal(0, 0.04) for place in organ.centre]
+        # Draw the random numbers even for a missing organ, so that the other organs do not depend on it.
+        middle = [coordinate + random.normal(0, 0.04) for coordinate in organ.centre]
         radii = [radius * random.uniform(0.82, 1.18) for radius in organ.radii]
-        waves, phase, grey = random.integers(2, 5), random.uniform(0, 2 * np.pi), organ.grey + random.normal(0, 7)
+        waves = random.integers(2, 5)
+        phase = random.uniform(0, 2 * np.pi)
+        grey = organ.grey + random.normal(0, 7)
         angle = np.arctan2(moved[1] - middle[1], moved[2] - middle[2])
         edge = 1 + 0.13 * np.sin(waves * angle + phase)
         inside = _measure_ellipse(moved, middle, radii) < edge
@@ -118,12 +123,12 @@ def _draw_picture(
             areas[column] = inside
             picture[inside] = grey
 
-    noise = random.normal(0, _NOISE, depth.shape)
+    noise = random.normal(0, _NOISE_DEVIATION, depth.shape)
     return areas, np.clip(np.round(picture + noise), 0, 255).astype(np.uint8)
 
 
 def _measure_ellipse(grid: list[Plane], centre: Sequence[float], radii: Sequence[float]) -> Plane:
-    """Return how far each point is from the centre, where 1 is the border of the ellipse."""
-    squares = [((plane - place) / radius) ** 2 for plane, place, radius in zip(grid, centre, radii, strict=True)]
+    """Return the distance of each pixel from the centre of an ellipse, scaled so that it is 1 on the border."""
+    squares = [((plane - middle) / radius) ** 2 for plane, middle, radius in zip(grid, centre, radii, strict=True)]
     distance: Plane = np.sqrt(sum(squares))
     return distance

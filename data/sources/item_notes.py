@@ -1,4 +1,4 @@
-"""Sentences for the user about a data set of his own: what of it is not read, and which parts are augmented."""
+"""Notes for the user about a data set from Python: entries that are ignored, and parts that are augmented."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,23 +10,23 @@ from polyclinic.common.errors import quote_names
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet, LazyPictures
 from polyclinic.data.sources.dataset_items import DatasetItem, find_label_mask, keep_letters_and_digits
 
-NOT_REPRODUCIBLE = (
+NOT_REPRODUCIBLE_NOTE = (
     "This run is not reproducible: the same seed gives other pictures, because a random transform of the data set "
     "has a generator that cannot be seeded."
 )
-_MOST_NAMED = 10
+_MAX_ENTRIES_LISTED = 10
 
 
 def describe_unread_entries(item: DatasetItem, classes: int, given: Mapping[str, Any], *, labels_are_read: bool) -> str:
-    """Return a sentence that names the entries of the items that are not read, and how to use them; empty without any.
+    """Return a sentence with the entries of items that are ignored, and how to use them; empty if there are none.
 
-    An entry that holds what the user gave by an argument, such as ``patients``, is not named.
+    An entry that the user also passed as an argument, such as ``patients``, is left out.
 
     Args:
         item: The first item of the data set.
         classes: Number of classes.
-        given: The arguments ``patients``, ``sources`` and ``parts`` of the user, one value an image; None where he
-            gave none.
+        given: The user's arguments ``patients``, ``sources`` and ``parts``, with a value for each image, or None.
+        labels_are_read: False if the user passed the labels as an argument, so that labels in items are ignored.
     """
     mask = find_label_mask(item, classes)
     is_used = item.possible_mask is not None and mask is item.possible_mask
@@ -46,22 +46,27 @@ def describe_unread_entries(item: DatasetItem, classes: int, given: Mapping[str,
     missing = [f"{name}=[...]" for name, values in given.items() if values is None and in_items.get(name) is None]
     arguments = f"pc.LabelledImages(dataset, {', '.join(missing)}), or " if missing else ""
     function = 'item= with a function that returns it as "patient", "label_mask" or "split"'
-    return f"{quote_names(unread, _MOST_NAMED)} of the items {verb} not read. To use one: {arguments}{function}."
+    return (
+        f"{quote_names(unread, _MAX_ENTRIES_LISTED)} of the items {verb} not read. To use one: {arguments}{function}."
+    )
 
 
 def describe_partial_cache(dataset: Any) -> str:
     """Return a sentence about the items that MONAI's ``SmartCacheDataset`` leaves out; empty for other data sets."""
     if not any(kind.__name__ == "SmartCacheDataset" for kind in type(dataset).__mro__):
         return ""
-    count, held = len(dataset), len(getattr(dataset, "data", ()))
-    if held <= count:
+    count = len(dataset)
+    total = len(getattr(dataset, "data", ()))
+    if total <= count:
         return ""
-    used = f"{count:,} of its {held:,} items are used, because others come only with update_cache(), which no run calls"
+    used = (
+        f"{count:,} of its {total:,} items are used, because others come only with update_cache(), which no run calls"
+    )
     return f"SmartCacheDataset: {used}. To use all, give a CacheDataset or a monai.data.Dataset."
 
 
 def join_notes_of_parts(splits: DatasetSplits, *, is_local: bool) -> DatasetSplits:
-    """Give all parts the notes of each, once, and a note on validation and test pictures that are augmented.
+    """Give all parts the notes of every part, and add a note if validation or test pictures are augmented.
 
     Args:
         is_local: True if the data set is an object of this process, given as ``dataset=``.

@@ -10,7 +10,10 @@ from polyclinic.common.errors import quote_names
 
 
 def convert_to_numpy_array(values: Any) -> NDArray[Any]:
-    """Convert values to a NumPy array: tensors are detached, 16-bit floats become float32, masked entries NaN."""
+    """Convert values to a NumPy array.
+
+    Tensors are detached, 16-bit floats of tensors become float32, and masked entries become NaN.
+    """
     if hasattr(values, "detach"):  # a tensor; this module does not import torch
         values = values.detach().cpu()
         values = values.float() if values.is_floating_point() and values.element_size() == 2 else values
@@ -24,13 +27,13 @@ def convert_to_numpy_array(values: Any) -> NDArray[Any]:
 def has_consecutive_index(rows: Any) -> bool:
     """Return True if the index of a pandas object is 0, 1, 2, ..., so that the order of its rows is unambiguous.
 
-    Any other object has no index, and gives True, too.
+    The result is also True for objects that are not from pandas.
     """
     return not hasattr(rows, "iloc") or list(rows.index) == list(range(len(rows)))
 
 
 def convert_labels_to_array(labels: Any, class_names: Sequence[str]) -> NDArray[Any]:
-    """Convert labels to a NumPy array; masked entries and None become NaN, columns get the order of the classes.
+    """Convert labels to a NumPy array; masked entries and None become NaN, and columns are sorted as ``class_names``.
 
     Args:
         labels: Labels of all images ``(n, classes)``, or of one image.
@@ -50,8 +53,8 @@ def convert_labels_to_array(labels: Any, class_names: Sequence[str]) -> NDArray[
                 "has labels in a table whose index is not 0, 1, 2, ... Give its rows in the order of the images, and "
                 "labels.reset_index(drop=True)."
             )
-        places = [columns.index(name) for name in class_names]
-        labels = labels.iloc[places] if labels.ndim == 1 else labels.iloc[:, places]
+        indices = [columns.index(name) for name in class_names]
+        labels = labels.iloc[indices] if labels.ndim == 1 else labels.iloc[:, indices]
     elif hasattr(labels, "columns"):
         raise ValueError(f"has labels in a {type(labels).__module__} table. Give labels as an array, or with pandas.")
     if isinstance(labels, list | tuple) and any(label is None for label in labels):
@@ -68,10 +71,11 @@ def convert_labels_to_array(labels: Any, class_names: Sequence[str]) -> NDArray[
 
 
 def name_classes_by_number(labels: NDArray[Any], tell: Callable[[str], object]) -> tuple[str, ...]:
-    """Return the numbers of the classes as their names, and print a line about it.
+    """Return the numbers of the classes as class names, ``("0", "1", ...)``, and print a line about it.
 
     Args:
         labels: ``(n, classes)``, or ``(n,)`` with the number of each image's only class.
+        tell: Function that prints a line for the user.
     """
     classes = labels.shape[1] if labels.ndim > 1 else int(np.nanmax(labels, initial=0)) + 1
     tell(f"the classes have no names and are called 0 to {classes - 1}: pc.LabelledImages(..., class_names=[...])")
@@ -79,17 +83,17 @@ def name_classes_by_number(labels: NDArray[Any], tell: Callable[[str], object]) 
 
 
 def convert_class_numbers(labels: NDArray[Any], classes: int) -> NDArray[Any]:
-    """Convert a vector of class numbers to one column a class; labels of another form are returned as they are.
+    """Convert a vector of class numbers to one column per class; labels with two axes are returned unchanged.
 
     Args:
-        labels: ``(n,)``, the number of each image's only class, from 0; NaN leaves all of an image's labels unknown.
-            With a single class, 1 and 0 are its labels.
+        labels: ``(n,)``, the number of each image's only class, from 0. NaN makes all labels of an image unknown. With
+            a single class, the values are its labels 1 and 0.
 
     Returns:
         float32 ``(n, classes)``: 1 for the class of the image, 0 for the others.
 
     Raises:
-        ValueError: If a number is none of a class.
+        ValueError: If a number is not the number of a class.
     """
     if labels.ndim != 1:
         return labels

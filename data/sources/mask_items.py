@@ -1,9 +1,9 @@
-"""Masks in the items of a user's data set, ``(image, mask)`` or a dictionary with both, and masks in an array.
+"""Read masks from the items of a user's data set, ``(image, mask)`` or dictionaries with both, or from an array.
 
-A mask is a label map, whose values ``mask_values`` of :class:`polyclinic.data.sources.plugin.LabelledImages` names; an
-area for each class, ``(classes, *spatial)`` of 0 and 1; or a dictionary of an area, or None, by class. None says that
-nobody outlined the class, or any class, in the image. Masks are read once, so that an image must not change from
-reading to reading.
+A mask has one of three forms: a label map with the values of ``mask_values`` in
+:class:`polyclinic.data.sources.plugin.LabelledImages`; an array of 0 and 1 for each class, ``(classes, *spatial)``; a
+dictionary from class to array or None. None means that the class, or the whole image, is not annotated. Masks are read
+once, so that an item must not have random transforms.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 
 from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.data.base.masks import MaskSet, choose_mask_type, make_class_bits, pack_class_areas, pack_label_map
-from polyclinic.data.sources.dataset_items import USE_ITEM, keep_letters_and_digits
+from polyclinic.data.sources.dataset_items import ITEM_FUNCTION_REMEDY, keep_letters_and_digits
 from polyclinic.data.sources.label_array import convert_to_numpy_array
 
-KEYS = ("mask", "masks", "seg", "segmentation", "label", "labels", "target", "targets")
+MASK_KEYS = ("mask", "masks", "seg", "segmentation", "label", "labels", "target", "targets")
 """Keys of a dictionary item that may hold its mask, reduced to lower-case letters and digits."""
-_MOST_FAILURES = 5
+_MAX_FAILED_ITEMS = 5
 
 
 class MapStyleItems:
-    """A user's data set whose items are handed on without their masks.
+    """A view of a user's data set that returns items without their masks.
 
     Args:
         dataset: The data set.
-        convert: The user's function that makes a known form of an item; None if items have one.
+        convert: The user's function that converts an item to a supported form; None if it is not needed.
     """
 
     def __init__(self, dataset: Any, convert: Callable[[Any], Any] | None) -> None:
@@ -44,27 +44,30 @@ class MapStyleItems:
         """Return an item without its mask, and the mask.
 
         Raises:
-            ValueError: If the item holds no mask, or several.
+            ValueError: If the item has no mask, or several.
         """
         item = self.dataset[row] if self.convert is None else self.convert(self.dataset[row])
         if isinstance(item, Mapping):
-            names = [key for key in item if keep_letters_and_digits(key) in KEYS]
+            names = [key for key in item if keep_letters_and_digits(key) in MASK_KEYS]
             if len(names) != 1:
                 held = quote_names(map(str, names)) if names else f"none among {quote_names(map(str, item))}"
-                raise ValueError(f'must have one entry with its mask, such as "mask"; it has {held}. {USE_ITEM}')
+                raise ValueError(
+                    f'must have one entry with its mask, such as "mask"; it has {held}. {ITEM_FUNCTION_REMEDY}'
+                )
             return {key: value for key, value in item.items() if key != names[0]}, item[names[0]]
         if not isinstance(item, tuple | list) or len(item) < 2:
-            raise ValueError(f"is no (image, mask) and no dictionary with both: {type(item).__name__}. {USE_ITEM}")
+            raise ValueError(
+                f"is no (image, mask) and no dictionary with both: {type(item).__name__}. {ITEM_FUNCTION_REMEDY}"
+            )
         return item[0], item[1]
 
 
 @dataclass(frozen=True)
 class ReadMasks:
-    """The masks of a data set.
+    """The masks of a data set, and the labels that follow from them.
 
     Attributes:
-        masks: The masks.
-        labels: float32 ``(n, classes)``: whether a class has a pixel in an image, NaN where nobody outlined it.
+        labels: float32 ``(n, classes)``: 1 if a class has a pixel in an image, 0 if not, NaN if it is not annotated.
     """
 
     masks: MaskSet
@@ -76,26 +79,28 @@ def read_item_masks(items: Sequence[Any] | MapStyleItems, values: Mapping[str, i
 
     Args:
         values: Class -> its value in label maps.
-        where: Name of the data set, with which error messages begin.
+        where: Name of the data set, for error messages.
 
     Raises:
-        BadInput: With the items whose masks cannot be used.
+        BadInput: With the first items whose masks cannot be used.
     """
-    names, faults = tuple(values), list[Fault]()
-    packed, known = list[NDArray[Any] | None](), np.ones((len(items), len(names)), dtype=np.bool_)
+    names = tuple(values)
+    faults = list[Fault]()
+    packed = list[NDArray[Any] | None]()
+    is_annotated = np.ones((len(items), len(names)), dtype=np.bool_)
     for row in range(len(items)):
         try:
             mask = items.split_item(row)[1] if isinstance(items, MapStyleItems) else items[row]
-            bits, known[row] = _pack_mask(mask, values)
-            first = next((each for each in packed if each is not None), bits)
+            bits, is_annotated[row] = _pack_mask(mask, values)
+            first = next((earlier for earlier in packed if earlier is not None), bits)
             if bits is not None and first is not None and bits.shape != first.shape:
                 raise ValueError(f"has a mask of shape {bits.shape}, and others have {first.shape}")
             packed.append(bits)
-        except Exception as error:  # somebody else's code: it may raise anything
+        except Exception as error:  # code of the user or of a library may raise anything
             text = str(error) if type(error) is ValueError else f"failed: {type(error).__name__}: {error}"
             faults.append(Fault(f"{where}[{row}]", f"{text.rstrip('.')}."))
             packed.append(None)
-        if len(faults) >= _MOST_FAILURES:
+        if len(faults) >= _MAX_FAILED_ITEMS:
             break
     if not faults and all(mask is None for mask in packed):
         faults.append(Fault(where, "has no mask in any item."))
@@ -105,15 +110,17 @@ def read_item_masks(items: Sequence[Any] | MapStyleItems, values: Mapping[str, i
     empty = np.zeros(shape, choose_mask_type(len(names)))
     stored = np.stack([empty if mask is None else mask for mask in packed])
     masks = MaskSet(stored, np.arange(len(stored)), make_class_bits(names))
-    labels = np.where(known, masks.find_shown_classes(names), np.nan).astype(np.float32)
+    labels = np.where(is_annotated, masks.find_shown_classes(names), np.nan).astype(np.float32)
     return ReadMasks(masks, labels)
 
 
 def _pack_mask(mask: Any, values: Mapping[str, int]) -> tuple[NDArray[Any] | None, NDArray[np.bool_]]:
-    """Return the bits of one mask, and for each class whether it is outlined; None and False where nobody did.
+    """Return one mask as integers with a bit for each class, and a mask ``(classes,)`` of the annotated classes.
+
+    The integers are None if no class is annotated.
 
     Raises:
-        ValueError: If it is no mask.
+        ValueError: If ``mask`` does not have a supported form.
     """
     nothing = np.zeros(len(values), dtype=np.bool_)
     if mask is None:
@@ -144,8 +151,8 @@ def _pack_areas_by_name(
         if not np.isin(array, (0, 1)).all():
             raise ValueError(f"has an area of {quote_names([name])} that is not 0 and 1")
     shape = next(iter(arrays.values())).shape
-    every = [arrays.get(name, np.zeros(shape)).astype(np.bool_) for name in values]
-    return pack_class_areas(np.stack(every)), np.array([name in arrays for name in values])
+    class_areas = [arrays.get(name, np.zeros(shape)).astype(np.bool_) for name in values]
+    return pack_class_areas(np.stack(class_areas)), np.array([name in arrays for name in values])
 
 
 def _drop_channel(array: NDArray[Any]) -> NDArray[Any]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from polyclinic.data.base.decoded_size import (
-    LARGEST_MB,
+    DEFAULT_LARGEST_MB,
     compute_decoded_file_size_limit,
     make_oversized_file_message,
 )
@@ -23,7 +23,7 @@ from polyclinic.data.base.masks import MaskSet, choose_mask_type, make_class_bit
 from polyclinic.data.base.names import normalize_name_array
 from polyclinic.data.base.spec import NpzDatasetSpec, PictureRenderingOptions
 from polyclinic.data.base.splits import (
-    Names,
+    StringArray,
     find_patient_name_faults,
     find_positive_images,
     find_shared_patient_faults,
@@ -50,17 +50,18 @@ from polyclinic.data.tables.copies import check_picture_copies
 
 _PREFIXES = ("train", "val", "test")
 _BYTES_PER_VALUE_BYTE = 16
-"""Memory per byte of an array of labels or names, while it is checked and converted to text."""
+"""Estimated memory for each byte of an array of labels or names, while it is checked and converted to text."""
 _BYTES_PER_ROW = 256
-"""Bytes per image for the patient's and centre's names and an index, if the file has no such arrays."""
+"""Estimated memory for each image, for the names of patient and centre and an index, if the file has no such arrays."""
 _BYTES_PER_LABEL = 8
-KEPT_BYTES = 256 << 20
-"""Total size of a part's images above which they go to the cache on the disk instead of memory."""
-_DIVIDE = (
+MAX_IMAGE_BYTES_IN_MEMORY = 256 << 20
+"""If the images of a part are larger than this in total, they are stored in the cache on the disk, not in memory."""
+_DIVISION_REMEDY = (
     "Divide it by patients into train_images, train_labels, test_images and so on. Lines of Python that do so, also "
     'with labels that are words: docs/recipes.md, "An npz file that is not divided".'
 )
 Headers = Mapping[str, NpyArrayHeader]
+"""Name of an array in the file -> its header."""
 
 
 def _has_jpeg_arrays(headers: Headers) -> bool:
@@ -68,7 +69,7 @@ def _has_jpeg_arrays(headers: Headers) -> bool:
 
 
 def _count_npz_images(headers: Headers, prefix: str) -> int:
-    """Return the number of images of a part; 0 if its array has no axes, which another check refuses."""
+    """Return the number of images of a part; 0 if its array has no axes, which another check reports."""
     if _has_jpeg_arrays(headers):
         offsets = headers[f"{prefix}_offsets"].shape
         return max(0, offsets[0] - 1) if offsets else 0
@@ -91,8 +92,8 @@ def find_npz_array_name_faults(
         kinds.append((spec.patient_key, "data.patient_key"))
     if spec.source_key:
         kinds.append((spec.source_key, "data.source_key"))
-    if any(kind in headers for kind in ("images", "labels")):  # the layout of one set that nobody has divided
-        return [Fault("data.path", f"{path.name} is not divided into {quote_names(prefixes)}.", _DIVIDE)]
+    if any(kind in headers for kind in ("images", "labels")):  # a data set that is not divided into parts
+        return [Fault("data.path", f"{path.name} is not divided into {quote_names(prefixes)}.", _DIVISION_REMEDY)]
     required = {f"{prefix}_{kind}": where for kind, where in kinds for prefix in prefixes}
     faults = list[Fault]()
     missing = [name for name in required if name not in headers]
@@ -167,7 +168,7 @@ def _find_npz_picture_faults(spec: NpzDatasetSpec, images: NpyArrayHeader, prefi
 
 
 def _find_npz_mask_problems(headers: Headers, prefix: str) -> list[str]:
-    """Return what is wrong with the array of masks of a part, by its header; nothing if there is none."""
+    """Return problems with the array of masks of a part, from its header; empty if there are none."""
     if f"{prefix}_masks" not in headers:
         return []
     masks, labels = headers[f"{prefix}_masks"], headers[f"{prefix}_labels"].shape
@@ -176,7 +177,7 @@ def _find_npz_mask_problems(headers: Headers, prefix: str) -> list[str]:
     images = headers[f"{prefix}_images"].shape
     if len(labels) != 2:
         return [f"{prefix}_labels has shape {labels}; beside masks, expected (n, classes), NaN for not annotated."]
-    # Colours are no axis of masks.
+    # Masks have no axis for colours.
     has_channels = len(images) == 5 or (len(images) == 4 and not is_volume_array(images))
     spatial = images[:-1] if has_channels else images
     expected = (*spatial, labels[1])
@@ -194,13 +195,13 @@ def find_npz_memory_faults(
     *,
     in_memory: bool = False,
 ) -> list[Fault]:
-    """Return a fault if the arrays would take too much memory, or images that go to the disk too much space there.
+    """Return a fault if the arrays would need too much memory, or the images in the cache too much disk space.
 
     Args:
-        headers: The headers of the arrays in the file, by array name, from which the sizes follow.
+        headers: The headers of the arrays in the file, by array name.
         prefixes: The parts to load: "train", "val", "test".
         classes: Number of classes.
-        in_memory: True if all images stay in memory; else the images of a large part go to the disk.
+        in_memory: True if all images stay in memory; otherwise the images of a large part go to the disk.
     """
     memory = 0
     disk = 0
@@ -211,7 +212,7 @@ def find_npz_memory_faults(
             if name in headers:
                 memory += _BYTES_PER_VALUE_BYTE * headers[name].byte_size
         images = headers[f"{prefix}_jpeg" if _has_jpeg_arrays(headers) else f"{prefix}_images"].byte_size
-        if in_memory or _has_jpeg_arrays(headers) or images <= KEPT_BYTES:
+        if in_memory or _has_jpeg_arrays(headers) or images <= MAX_IMAGE_BYTES_IN_MEMORY:
             memory += images
         else:
             disk += images
@@ -220,14 +221,14 @@ def find_npz_memory_faults(
 
 
 def find_oversized_content_faults(
-    path: Path, claimed: int, largest_mb: int = LARGEST_MB, where: str = "data.path", *, on_disk: bool = False
+    path: Path, claimed: int, largest_mb: int = DEFAULT_LARGEST_MB, where: str = "data.path", *, on_disk: bool = False
 ) -> list[Fault]:
     """Return a fault if the decoded content, ``claimed`` bytes, is too large for a file of this size.
 
     Args:
         largest_mb: MiB that are always allowed, even for a very small file.
         where: The configuration key that the fault names.
-        on_disk: True if the content goes to the disk piece by piece, so that memory sets no limit.
+        on_disk: True if the content is written to the disk in pieces, so that memory sets no limit.
     """
     limit = compute_decoded_file_size_limit(path.stat().st_size, largest_mb, in_memory=not on_disk)
     if claimed <= limit:
@@ -241,11 +242,11 @@ def find_npz_label_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple
     """Return faults if labels have a wrong type or value, differ in kind between parts, or do not fit the class names.
 
     Args:
-        labels: The labels of each part, by the prefix of its arrays.
+        labels: Prefix of the arrays of a part -> its labels.
     """
     if any(array.dtype.kind not in "biuf" for array in labels.values()):
-        of = {prefix: "text" if array.dtype.kind in "US" else array.dtype for prefix, array in labels.items()}
-        kinds = ", ".join(f"{prefix}_labels is {kind}" for prefix, kind in of.items())
+        types = {prefix: "text" if array.dtype.kind in "US" else array.dtype for prefix, array in labels.items()}
+        kinds = ", ".join(f"{prefix}_labels is {kind}" for prefix, kind in types.items())
         remedy = "Number them: classes, numbers = numpy.unique(labels, return_inverse=True), for all parts together, "
         remedy += "and write these classes in data.classes."
         return [Fault("data.path", f"labels are numbers; {kinds}.", remedy)]
@@ -283,7 +284,7 @@ def find_npz_label_faults(labels: Mapping[str, NDArray[Any]], class_names: tuple
 
 
 def are_labels_class_numbers(labels: NDArray[Any]) -> bool:
-    """Return True if labels are one class number per image, rather than 0 or 1 per class."""
+    """Return True if labels are one class number per image, ``(n,)`` or ``(n, 1)``, and not 0 or 1 for each class."""
     return labels.ndim == 1 or labels.shape[1] == 1
 
 
@@ -293,14 +294,17 @@ class NpzPart:
 
     Attributes:
         prefix: "train", "val" or "test", the prefix of the part's array names.
-        rows: Indices of the images in these arrays.
+        rows: Indices of the images in the arrays of the file.
+        labels: ``(n, classes)``: 1 present, 0 absent, NaN unknown.
+        patients: ``(n,)``, the patient of each image.
+        sources: ``(n,)``, the centre of each image; empty where unknown.
     """
 
     prefix: str
     rows: NDArray[np.intp]
     labels: NDArray[np.float32]
-    patients: Names
-    sources: Names
+    patients: StringArray
+    sources: StringArray
 
     def select_rows(self, index: NDArray[np.intp]) -> "NpzPart":
         """Return the images with these indices."""
@@ -314,7 +318,7 @@ class NpzPart:
 
 
 def open_npz_parts(spec: NpzDatasetSpec, base: Path) -> tuple[tuple[str, ...], tuple[NpzPart, NpzPart, NpzPart]]:
-    """Read and check everything except the images; return the class names and the training, validation and test part.
+    """Read and check an npz file except for its images; return the class names, training, validation and test part.
 
     Args:
         base: The folder to which the path in ``spec`` is relative.
@@ -385,7 +389,7 @@ def _open_npz_parts_by_prefix(
     columns = [class_names.index(name) for name in selected]
     parts = [replace(part, labels=part.labels[:, columns]) for part in parts]
     if all(map(are_labels_class_numbers, labels.values())):
-        # An image has one class: without a positive label here, it is of a class that is left out.
+        # Each image has one class. An image without a positive label has a class that is left out.
         parts = [part.select_rows(np.flatnonzero((part.labels == 1).any(axis=1))) for part in parts]
     return selected, parts
 
@@ -393,21 +397,21 @@ def _open_npz_parts_by_prefix(
 def draw_stratified_rows(labels: NDArray[np.float32], limit: int, seed: int) -> NDArray[np.intp]:
     """Draw ``limit`` rows in total, in proportion to each combination of labels; return them in ascending order.
 
-    The m rows of each combination are shuffled, and the r-th gets position ``(r + u) / m``, with one uniform random u
-    per combination. The ``limit`` rows with the lowest positions are drawn.
+    The m rows of each combination are shuffled. The r-th row gets the position ``(r + u) / m``, where u is a uniform
+    random number for each combination. The ``limit`` rows with the lowest positions are drawn.
     """
     random = np.random.default_rng(seed)
     _, combination = np.unique(labels, axis=0, return_inverse=True)
     combination = combination.reshape(-1)
-    place = np.empty(len(labels))
+    position = np.empty(len(labels))
     for group in range(combination.max() + 1):
         members = np.flatnonzero(combination == group)
-        place[members] = (random.permutation(len(members)) + random.random()) / len(members)
-    return np.sort(np.argsort(place, kind="stable")[:limit])
+        position[members] = (random.permutation(len(members)) + random.random()) / len(members)
+    return np.sort(np.argsort(position, kind="stable")[:limit])
 
 
 OpenedNpz = tuple[tuple[str, ...], tuple[NpzPart, NpzPart, NpzPart]]
-"""The class names and the parts of :func:`open_npz_parts`."""
+"""The result of :func:`open_npz_parts`: the class names, and the training, validation and test part."""
 
 
 def load_npz_dataset(
@@ -417,7 +421,7 @@ def load_npz_dataset(
 
     Args:
         base: The folder to which the path in ``spec`` is relative.
-        opened: The result of :func:`open_npz_parts`, if the caller has it already.
+        opened: The result of :func:`open_npz_parts`; None to call it here.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
@@ -476,7 +480,7 @@ def _read_npz_array_images(
     if is_volume_array(header.shape) and len(shape) == 3:
         shape = (*shape, 1)  # one channel
     size = len(part.rows) * math.prod(shape)
-    if size > KEPT_BYTES:
+    if size > MAX_IMAGE_BYTES_IN_MEMORY:
 
         def read_resized_blocks(numbers: NDArray[np.intp]) -> Iterator[NDArray[np.uint8]]:
             for block in _iterate_8_bit_blocks(spec, arrays, key, part.rows[numbers]):
@@ -507,7 +511,7 @@ def _read_npz_array_images(
 
 
 def _add_npz_masks(images: ImageSet, spec: NpzDatasetSpec, arrays: NpzArrayReader, part: NpzPart) -> ImageSet:
-    """Return the images with their masks; a known label becomes 1 if its class has an area in the mask, else 0."""
+    """Add the masks of a part to its images, and set each known label to 1 if its class has a pixel, else to 0."""
     key = f"{part.prefix}_masks"
     names = images.class_names
     all_names = spec.classes or get_public_dataset_classes(arrays.path.stem)
@@ -536,7 +540,7 @@ def _iterate_8_bit_blocks(
     """Yield the images at these ascending indices in blocks, scaled to 8 bits by ``spec.value_range`` if it is set.
 
     Raises:
-        BadInput: If a value is no number.
+        BadInput: If a value is NaN.
     """
     for block in arrays.iterate_array_blocks(key, rows):
         if spec.value_range is None:
@@ -551,7 +555,7 @@ def _iterate_8_bit_blocks(
 def _read_npz_jpeg_images(
     spec: NpzDatasetSpec, arrays: NpzArrayReader, part: NpzPart, class_names: tuple[str, ...], store: DecodedImageStore
 ) -> ImageSet:
-    """Decode the JPEG pictures of a part; the first one decides the size and colour of all."""
+    """Decode the JPEG pictures of a part; the first picture defines the size and colour of all."""
     data = arrays[f"{part.prefix}_jpeg"]
     offsets = arrays[f"{part.prefix}_offsets"]
     rendering = PictureRenderingOptions(value_range=spec.value_range)

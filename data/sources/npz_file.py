@@ -1,4 +1,4 @@
-"""Read npz files safely: array headers first, then arrays that take no more memory than their headers state."""
+"""Read npz files safely: first the array headers, then arrays that are not larger than their headers state."""
 
 import io
 import math
@@ -18,16 +18,21 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.system.files import find_missing_file_faults
 
-_LONGEST_HEADER = 10_000
-"""numpy's own limit in bytes, which numpy checks only after it has read the header."""
-_MOST_THAT_DEFLATE_SAVES = 1100
-_BLOCK = 1 << 20
-_AGAIN = "Copy it again, or write it again with numpy.savez."
+_MAX_HEADER_BYTES = 10_000
+"""numpy's limit for a header; numpy checks it only after it has read the header."""
+_MAX_DEFLATE_RATIO = 1100
+"""Maximum ratio of decompressed to compressed size that deflate can reach."""
+_BLOCK_BYTES = 1 << 20
+_DAMAGED_FILE_REMEDY = "Copy it again, or write it again with numpy.savez."
 
 
 @dataclass(frozen=True)
 class NpyArrayHeader:
-    """The shape, data type and memory order of an array, read without the array itself."""
+    """The shape, data type and memory order of an array, from the header of its file.
+
+    Attributes:
+        fortran: True if the first axis varies fastest.
+    """
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -55,10 +60,10 @@ def report_npz_damage_as_fault(where: str, name: str) -> Iterator[None]:
     try:
         yield
     except (*damaged, RecursionError, TypeError, OverflowError, struct.error, TokenError):
-        raise BadInput([Fault(where, f"{subject}is damaged, cut off, or no npz file.", _AGAIN)]) from None
+        raise BadInput([Fault(where, f"{subject}is damaged, cut off, or no npz file.", _DAMAGED_FILE_REMEDY)]) from None
     except (NotImplementedError, RuntimeError):
         problem = f"{subject}is a zip file that is locked or packed in an unusual way."
-        raise BadInput([Fault(where, problem, _AGAIN)]) from None
+        raise BadInput([Fault(where, problem, _DAMAGED_FILE_REMEDY)]) from None
 
 
 class NpzArrayReader:
@@ -87,11 +92,12 @@ class NpzArrayReader:
             return read_array_header(self._archive, self._entries[key])
 
     def read_array_rows(self, key: str, rows: NDArray[np.intp]) -> NDArray[Any]:
-        """Read the entries of an array at these ascending indices; the others are skipped block by block."""
+        """Read the entries of an array at these ascending indices; at most one block of other entries is in memory."""
         header = self.read_array_header_by_name(key)
         if len(rows) == header.shape[0]:
             return self[key]
-        entries, end = np.empty((len(rows), *header.shape[1:]), header.dtype), 0
+        entries = np.empty((len(rows), *header.shape[1:]), header.dtype)
+        end = 0
         for block in self.iterate_array_blocks(key, rows):
             entries[end : end + len(block)] = block
             end += len(block)
@@ -105,7 +111,7 @@ class NpzArrayReader:
             return
         with report_npz_damage_as_fault(self._where, self.path.name), self._archive.open(self._entries[key]) as member:
             _parse_npy_header(member)
-            step = max(1, _BLOCK * header.shape[0] // header.byte_size)
+            step = max(1, _BLOCK_BYTES * header.shape[0] // header.byte_size)
             for start in range(0, header.shape[0], step):
                 count = min(step, header.shape[0] - start)
                 block = np.frombuffer(
@@ -136,7 +142,7 @@ def read_npz_headers(path: Path, where: str = "data.path") -> dict[str, NpyArray
         where: The configuration key that the fault names.
 
     Raises:
-        BadInput: If the file is missing or no npz file, or an array has another size than its header states.
+        BadInput: If the file is missing or is not an npz file, or an array has another size than its header states.
     """
     raise_faults(find_missing_file_faults(where, path))
     with report_npz_damage_as_fault(where, path.name), zipfile.ZipFile(path) as archive:
@@ -148,8 +154,8 @@ def _list_zip_entries(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
     Raises:
         ValueError: If two entries have the same name, because programs differ in which of the two they read.
-        NotImplementedError: If an entry is compressed by anything but deflate, because zipfile may decompress gigabytes
-            of bzip2 or LZMA at once.
+        NotImplementedError: If an entry is compressed with bzip2 or LZMA, because zipfile may then decompress gigabytes
+            at once.
     """
     if not {info.compress_type for info in archive.infolist()} <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
         raise NotImplementedError("packed otherwise than numpy does")
@@ -170,7 +176,7 @@ def read_array_header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NpyArr
         content = info.file_size - member.tell()
     if min(header.shape, default=0) < 0:
         raise ValueError(f"{info.filename} has a negative side")
-    possible = info.compress_size * _MOST_THAT_DEFLATE_SAVES
+    possible = info.compress_size * _MAX_DEFLATE_RATIO
     if not header.dtype.hasobject and (content != header.byte_size or info.file_size > possible):
         raise ValueError(f"{info.filename} announces another size than it has")
     return header
@@ -182,7 +188,7 @@ def _parse_npy_header(member: IO[bytes]) -> NpyArrayHeader:
     form = "<H" if version == (1, 0) else "<I"
     prefix = _read_exact_byte_count(member, struct.calcsize(form))
     (length,) = struct.unpack(form, prefix)
-    if length > _LONGEST_HEADER:
+    if length > _MAX_HEADER_BYTES:
         raise ValueError("the header is too long")
     text = io.BytesIO(prefix + _read_exact_byte_count(member, length))
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -191,7 +197,7 @@ def _parse_npy_header(member: IO[bytes]) -> NpyArrayHeader:
 
 
 def _read_exact_byte_count(member: IO[bytes], size: int) -> bytes:
-    """Read exactly ``size`` bytes; ``EOFError`` if the file ends earlier."""
+    """Read exactly ``size`` bytes; raise an ``EOFError`` if the file ends earlier."""
     data = member.read(size)
     if len(data) < size:
         raise EOFError

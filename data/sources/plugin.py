@@ -30,8 +30,8 @@ from polyclinic.data.base.names import is_anonymous_patient, is_blank_cell, norm
 from polyclinic.data.base.shared_pictures import NamedPictures, find_shared_picture_faults
 from polyclinic.data.base.spec import PluginDatasetSpec
 from polyclinic.data.base.splits import (
-    VALIDATION,
-    Names,
+    VALIDATION_FRACTION,
+    StringArray,
     assign_images_to_parts,
     assign_patients_by_name,
     divide_images_into_splits,
@@ -42,11 +42,11 @@ from polyclinic.data.base.splits import (
     hold_out_patients_by_name,
     split_patients,
 )
-from polyclinic.data.base.vocabulary import PART_NAMES
+from polyclinic.data.base.vocabulary import PART_WORDS
 from polyclinic.data.base.volume_arrays import add_channel_axis, is_image_array
 from polyclinic.data.images.reading import resize_images
 from polyclinic.data.sources.dataset_items import DatasetItem, find_class_names_in_labels, parse_item_labels
-from polyclinic.data.sources.item_notes import NOT_REPRODUCIBLE, join_notes_of_parts
+from polyclinic.data.sources.item_notes import NOT_REPRODUCIBLE_NOTE, join_notes_of_parts
 from polyclinic.data.sources.label_array import (
     convert_class_numbers,
     convert_labels_to_array,
@@ -63,8 +63,8 @@ from polyclinic.data.tables.copies import (
 if TYPE_CHECKING:
     from polyclinic.data.sources.torch_dataset import TorchDatasetPictures
 
-_DARK = 15
-"""Brightest value, of 255, of a data set that is refused as nearly black."""
+_MAX_BRIGHTEST_OF_REFUSED = 15
+"""A data set is refused as nearly black if its brightest value is at most this, of 255."""
 
 
 class MapStyleDataset(Protocol):
@@ -114,24 +114,26 @@ class LabelledImages:
 
 
 ImageParts = Mapping[str, LabelledImages]
-"""Images of each part: ``"train"``, ``"test"`` and optionally ``"validation"``, which may be called ``"val"``."""
+"""Name of a part -> its images: ``"train"``, ``"test"`` and optionally ``"validation"``, or ``"val"``."""
 DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages | ImageParts]
-"""Called with the folder of the configuration file, and with ``data.options``."""
+"""A plug-in function; its arguments are the folder of the configuration file, and ``data.options``."""
 
 
-GIVEN_IMAGES = "given_images"
-"""Attribute of a plug-in function that only returns images of this process: these images."""
+GIVEN_IMAGES_ATTRIBUTE = "given_images"
+"""Name of an attribute of a plug-in function that returns images of this process; it holds these images."""
 
 
 def read_class_names_before_items(spec: PluginDatasetSpec) -> tuple[str, ...]:
-    """Return the class names of images of this process, if they are known without reading an item; else empty.
+    """Return the class names of a data set that the user passed as an object, without reading an item.
+
+    The result is empty for other data sets, or if the names are only known after reading items.
 
     Raises:
         BadInput: If the data sets of a ``ConcatDataset`` have different classes.
     """
     if not is_local_plugin_name(spec.name):
         return ()
-    given = getattr(load_plugin_entry_point(DATASETS, spec.name), GIVEN_IMAGES, None)
+    given = getattr(load_plugin_entry_point(DATASETS, spec.name), GIVEN_IMAGES_ATTRIBUTE, None)
     images = given.get("train") if isinstance(given, Mapping) else given
     if not isinstance(images, LabelledImages):
         return ()
@@ -165,10 +167,10 @@ def load_plugin_dataset(
     """Run a data set plug-in, check its result, and split it into training, validation and test.
 
     Args:
-        tell: Prints a progress line while items are read.
+        tell: Function that prints a progress line while items are read.
 
     Raises:
-        BadInput: If the plug-in is not installed, fails, or returns something else than :class:`LabelledImages`.
+        BadInput: If the plug-in is not installed, fails, or does not return :class:`LabelledImages`.
     """
     read: DatasetPlugin = load_plugin_entry_point(DATASETS, spec.name)
     where = ("" if is_local_plugin_name(spec.name) else "data.name: ") + format_plugin_user_name("dataset", spec.name)
@@ -176,18 +178,18 @@ def load_plugin_dataset(
         returned = read(base, spec.options)
     except BadInput:
         raise
-    except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
+    except (Exception, SystemExit) as error:  # code of the user or of a library may raise anything
         raise BadInput([Fault(where, f"failed: {type(error).__name__}: {error}.")]) from error
     if isinstance(returned, LabelledImages):
         everything, given_parts = _make_plugin_image_set(spec, returned, where, tell)
         raise_faults(find_patient_name_faults(where, everything.patients))
         if given_parts is None:
-            part_of = _draw_parts(everything, spec.split_seed)
+            part_of_image = _draw_parts(everything, spec.split_seed)
         else:
-            part_of = np.asarray(given_parts)
-            of_parts = {part: everything.patients[part_of == part] for part in PARTS}
-            raise_faults(find_shared_patient_faults(where, of_parts))
-        splits = check_picture_copies(where, divide_images_into_splits(everything, part_of), spec.duplicates)
+            part_of_image = np.asarray(given_parts)
+            patients_of_parts = {part: everything.patients[part_of_image == part] for part in PARTS}
+            raise_faults(find_shared_patient_faults(where, patients_of_parts))
+        splits = check_picture_copies(where, divide_images_into_splits(everything, part_of_image), spec.duplicates)
         return join_notes_of_parts(splits, is_local=is_local_plugin_name(spec.name))
     if not isinstance(returned, Mapping) or not all(isinstance(part, LabelledImages) for part in returned.values()):
         problem = f"returned {type(returned).__name__}, not polyclinic.data.LabelledImages."
@@ -196,10 +198,11 @@ def load_plugin_dataset(
     return join_notes_of_parts(splits, is_local=is_local_plugin_name(spec.name))
 
 
-def _draw_parts(images: ImageSet, seed: int) -> Names:
-    """Return the part of each image, ``(n,)``; where nobody knows the patients, nobody can follow one over a change.
+def _draw_parts(images: ImageSet, seed: int) -> StringArray:
+    """Draw the part of each image, ``(n,)``: ``"train"``, ``"validation"`` or ``"test"``.
 
-    So images without patients are drawn as the surgical aggregation paper draws patients, which balances the parts.
+    Known patients are assigned by their names. If all patients are unknown, the images are drawn as the surgical
+    aggregation paper draws patients, which balances the parts.
     """
     if not find_placeholder_patients(images.patients).all():
         return assign_patients_by_name(images.patients, seed)
@@ -208,10 +211,10 @@ def _draw_parts(images: ImageSet, seed: int) -> Names:
 
 
 def _hold_out_images(images: ImageSet, seed: int) -> NDArray[np.bool_]:
-    """Return a mask ``(n,)`` of the training images that are for validation, drawn as by :func:`_draw_parts`."""
+    """Draw a mask ``(n,)`` of training images that are held out for validation, in the way of :func:`_draw_parts`."""
     if not find_placeholder_patients(images.patients).all():
-        return hold_out_patients_by_name(images.patients, VALIDATION, seed)
-    return hold_out_patients(images.patients, find_positive_images(images.labels), VALIDATION, seed)
+        return hold_out_patients_by_name(images.patients, VALIDATION_FRACTION, seed)
+    return hold_out_patients(images.patients, find_positive_images(images.labels), VALIDATION_FRACTION, seed)
 
 
 def _join_plugin_parts(
@@ -220,22 +223,24 @@ def _join_plugin_parts(
     """Combine parts that a plug-in returned separately; without a validation part, training patients are held out.
 
     Args:
-        images: What the plug-in returned for each part, by the part's name.
-        where: Name of the plug-in, with which error messages begin.
-        tell: Prints a progress line while items are read.
+        images: Name of a part -> the images that the plug-in returned.
+        where: Name of the plug-in, for error messages.
+        tell: Function that prints a progress line while items are read.
 
     Raises:
-        BadInput: If a part is missing or not valid, or if parts have different classes or sizes, or share images or
+        BadInput: If a part is missing or invalid, or if parts have different classes or sizes, or share images or
             patients.
     """
-    names = [PART_NAMES.get(str(name).lower(), str(name)) for name in images]
+    names = [PART_WORDS.get(str(name).lower(), str(name)) for name in images]
     if not {"train", "test"} <= set(names) <= set(PARTS) or len(set(names)) < len(names):
         problem = f"has the parts {quote_names(map(str, images))}."
         raise BadInput([Fault(where, problem, 'Give "train" and "test", and "validation" if there is one.')])
     images = dict(zip(names, images.values(), strict=True))
-    opened, faults, start = dict[str, ImageSet](), list[Fault](), 0
+    opened = dict[str, ImageSet]()
+    faults = list[Fault]()
+    start = 0
     for name, part in sorted(images.items(), key=lambda item: item[0] != "train"):
-        # Names in the labels of the training part count for all parts: another one may not show each class.
+        # Class names from the labels of the training part are used for all parts: other parts may lack a class.
         others = opened["train"].class_names if "train" in opened else ()
         try:
             opened[name], _ = _make_plugin_image_set(spec, part, f'{where}["{name}"]', tell, start, others)
@@ -245,7 +250,9 @@ def _join_plugin_parts(
     raise_faults(faults)
     forms = {f"{part.class_names}, {part.stored.shape[1:]}" for part in opened.values()}
     if len(forms) > 1:
-        listed = (f"{n}: {quote_names(of.class_names)}, images {of.stored.shape[1:]}" for n, of in opened.items())
+        listed = (
+            f"{name}: {quote_names(part.class_names)}, images {part.stored.shape[1:]}" for name, part in opened.items()
+        )
         problem = f"has parts of different classes or sizes. {'; '.join(listed)}."
         raise BadInput([Fault(where, problem, "All parts have the same classes in the same order, and one size.")])
     if not all(isinstance(part.images, np.ndarray) for part in images.values()):
@@ -276,30 +283,30 @@ def _join_plugin_parts(
 
 
 def _drop_items_of_later_parts(where: str, opened: dict[str, ImageSet], datasets: Mapping[str, Any]) -> None:
-    """Leave the items of a later part out of the earlier ones, in place, with a note on each: tests keep all items.
+    """Drop items of a part that a later part has too, and add a note; the test part keeps all items.
 
     Args:
-        where: Name of the data set in faults.
-        opened: The images of each part; a part is replaced.
-        datasets: The data set of each part, which says which items are the same.
+        where: Name of the data set, for faults.
+        opened: Name of a part -> its images; the entries are replaced.
+        datasets: Name of a part -> the user's data set, in which equal items are found.
 
     Raises:
-        BadInput: If a part would have no item left.
+        BadInput: If a part would lose all its items.
     """
     from polyclinic.data.sources.shared_items import find_shared_item_faults, mask_items_of_other_parts
 
-    for place, name in enumerate(PARTS[:-1]):
+    for index, name in enumerate(PARTS[:-1]):
         if name not in opened:
             continue
-        later = [datasets[other] for other in PARTS[place + 1 :] if other in datasets]
+        later = [datasets[other] for other in PARTS[index + 1 :] if other in datasets]
         is_shared = mask_items_of_other_parts(datasets[name], later)
         if is_shared.all():
             raise_faults(find_shared_item_faults(where, datasets))
         if dropped := int(is_shared.sum()):
             items = format_count_with_noun(len(is_shared), f"{name} item")
             note = f"{dropped:,} of {items} were dropped, because a part for tests or validation has them too."
-            kept = opened[name].select_rows(np.flatnonzero(~is_shared))
-            opened[name] = replace(kept, notes=(*kept.notes, note))
+            remaining = opened[name].select_rows(np.flatnonzero(~is_shared))
+            opened[name] = replace(remaining, notes=(*remaining.notes, note))
 
 
 def _make_plugin_image_set(
@@ -313,13 +320,13 @@ def _make_plugin_image_set(
     """Check the images and labels of a plug-in, and convert them to an image set.
 
     Args:
-        where: Name of the plug-in or of its part, with which error messages begin.
-        tell: Prints a progress line while items are read.
+        where: Name of the plug-in or of its part, for error messages.
+        tell: Function that prints a progress line while items are read.
         start: Number of the first placeholder patient, if the patients are unknown.
-        other_names: Class names of another part, which count if neither the user nor the data set names the classes.
+        other_names: Class names of another part, used if neither the user nor the data set names the classes.
 
     Returns:
-        The images, and the part of each; None if the parts are not given.
+        The images, and the part of each image; None if the parts are not given.
 
     Raises:
         BadInput: If a check fails; it lists all faults.
@@ -328,7 +335,7 @@ def _make_plugin_image_set(
     read_masks: ReadMasks | None = None
     if pictures.mask_values or pictures.masks is not None:
         pictures, read_masks = _take_masks(spec, pictures, where)
-    stored: Any = pictures.images  # somebody else returned it: it may be anything
+    stored: Any = pictures.images  # the plug-in may have returned anything
     notes: tuple[str, ...] = ()
     is_plain_array = isinstance(stored, np.ndarray) and stored.dtype == np.uint8 and pictures.value_range is None
     if not is_plain_array or pictures.item is not None:
@@ -359,15 +366,15 @@ def _make_plugin_image_set(
     )
     if patients is None and pictures.parts is None and spec.duplicates == "fault":
         raise_faults(find_repeated_picture_faults(where, images.picture_digests))
-    parts = None if pictures.parts is None else [PART_NAMES[str(part).lower()] for part in pictures.parts]
+    parts = None if pictures.parts is None else [PART_WORDS[str(part).lower()] for part in pictures.parts]
     return images, parts
 
 
 def _take_masks(spec: PluginDatasetSpec, pictures: LabelledImages, where: str) -> tuple[LabelledImages, ReadMasks]:
-    """Return images whose labels follow from their masks, and the masks.
+    """Read the masks of a data set; return the images with labels from the masks, and the masks.
 
     Raises:
-        BadInput: If labels or class names are given beside masks, or masks cannot be used.
+        BadInput: If labels or class names are given together with masks, or masks cannot be used.
     """
     faults = list[Fault]()
     if not pictures.mask_values:
@@ -394,7 +401,7 @@ def _take_masks(spec: PluginDatasetSpec, pictures: LabelledImages, where: str) -
 
 
 def _find_mask_faults(stored: Any, masks: MaskSet, where: str) -> list[Fault]:
-    """Return faults for masks that do not fit the images: in size, or because the images change."""
+    """Return faults if masks have another size than the images, or if the images have random transforms."""
     spatial = tuple(stored.shape[1:4]) if stored.ndim == 5 else tuple(stored.shape[1:3])
     if masks.shape != spatial:
         problem = f"has masks of shape {masks.shape}, and images of {spatial}."
@@ -407,19 +414,20 @@ def _find_mask_faults(stored: Any, masks: MaskSet, where: str) -> list[Fault]:
 
 
 def _refuse_odd_class_names(where: str, names: Any) -> None:
-    """Refuse class names that are no list, before an item is read."""
+    """Refuse class names that are not a list, before an item is read."""
     if isinstance(names, str) or not isinstance(names, Sequence | np.ndarray):
         problem = f"class_names must be a list of texts, not {names!r}."
         raise BadInput([Fault(where, problem, 'Name each column of the labels, in order: class_names=["a", "b"].')])
 
 
 def _refuse_empty_pictures(stored: Any, where: str, tell: Callable[[str], object], *, is_range_given: bool) -> None:
-    """Refuse pictures of one single value, and nearly black ones; print a line if most of their pixels are white.
+    """Refuse pictures of one single value, and nearly black pictures; print a line if most pixels are white.
 
     Args:
         stored: An array of uint8, or an opened torch data set.
-        where: Name of the plug-in or of its part, with which error messages begin.
-        is_range_given: True if the user says which values are black and white.
+        where: Name of the plug-in or of its part, for error messages.
+        tell: Function that prints a line for the user.
+        is_range_given: True if the user has set the values of black and white.
 
     Raises:
         BadInput: If a network could learn nothing from the pictures.
@@ -434,7 +442,7 @@ def _refuse_empty_pictures(stored: Any, where: str, tell: Callable[[str], object
         remedy = 'Values that convert("L") has cut off are lost: give the numbers as they are, np.asarray(image), '
         remedy += "and name black and white: pc.LabelledImages(..., value_range=(0, 4095)) for 12 bits."
         raise BadInput([Fault(where, problem, remedy)])
-    if not is_range_given and brightest <= _DARK:  # after a wrong division, or a mask of 0 and 1
+    if not is_range_given and brightest <= _MAX_BRIGHTEST_OF_REFUSED:  # after a wrong division, or a mask of 0 and 1
         problem = f"is nearly black: its brightest value is {brightest:.2g}, where 0 is black and 255 is white."
         raise BadInput([Fault(where, problem, f"Give images that use the range, or {named_range}")])
     if white > 0.5:
@@ -447,12 +455,12 @@ def _refuse_empty_pictures(stored: Any, where: str, tell: Callable[[str], object
 def _name_given_labels(
     pictures: LabelledImages, own_names: Sequence[str], where: str, tell: Callable[[str], object]
 ) -> LabelledImages:
-    """Return images whose given labels are an array ``(n, classes)`` with class names.
+    """Convert the labels that the user passed to an array ``(n, classes)``, and fill in the class names.
 
     Args:
         own_names: Class names that the data set defines.
-        where: Name of the plug-in, with which the error message begins.
-        tell: Prints a line if the classes have no names.
+        where: Name of the plug-in, for the error message.
+        tell: Function that prints a line if the classes have no names.
 
     Raises:
         BadInput: If the labels are not numeric, or a table lacks a class.
@@ -479,10 +487,10 @@ def _name_given_labels(
 
 
 def _convert_column_of_labels(labels: Any) -> Any:
-    """Return the labels of a pandas column, one for each image, as an array; other labels unchanged.
+    """Convert a pandas column with a label for each image to an array or list; other labels are returned unchanged.
 
     Raises:
-        ValueError: If the order of the rows is not that of the images.
+        ValueError: If the index of the column is not 0, 1, 2, ...
     """
     if not hasattr(labels, "iloc") or labels.ndim != 1:
         return labels
@@ -505,13 +513,13 @@ def _open_torch_dataset(
     """Open the torch data set in ``pictures.images``.
 
     Args:
-        where: Name of the plug-in, with which error messages begin.
-        tell: Prints a progress line while items are read.
-        other_names: Class names that count if neither the user nor the data set names the classes.
+        where: Name of the plug-in, for error messages.
+        tell: Function that prints a progress line while items are read.
+        other_names: Class names that are used if neither the user nor the data set names the classes.
 
     Returns:
-        The images of the data set; ``pictures`` with labels, class names, patients and parts filled in from its
-        items where they were None or empty; and sentences for the user.
+        The images of the data set; ``pictures``, in which missing labels, class names, patients and parts are filled in
+        from the items; notes for the user.
 
     Raises:
         BadInput: If the data set is not map-style, or its items cannot be used.
@@ -549,15 +557,15 @@ def _open_torch_dataset(
             raise_faults(find_repeated_item_faults(where, pictures.images))
     if pictures.parts is None:
         pictures = replace(pictures, parts=items.parts)
-    return stored, pictures, items.notes if stored.reproducible else (NOT_REPRODUCIBLE, *items.notes)
+    return stored, pictures, items.notes if stored.reproducible else (NOT_REPRODUCIBLE_NOTE, *items.notes)
 
 
 def _find_moved_name_faults(
     where: str, class_names: Sequence[str], own_names: Sequence[str], stored: "TorchDatasetPictures"
 ) -> list[Fault]:
-    """Return a fault if the user names a class by another number than the data set itself does.
+    """Return a fault if a class has another number in the user's list of class names than in the data set.
 
-    Labels that name their classes do not depend on the order.
+    There is no fault if labels name their classes, because then the order does not matter.
 
     Args:
         class_names: The names that the user gave.
@@ -567,7 +575,7 @@ def _find_moved_name_faults(
     from polyclinic.data.sources.dataset_items import list_label_names
 
     given = list(map(str, class_names))
-    moved = [name for place, name in enumerate(own_names) if name in given and given.index(name) != place]
+    moved = [name for number, name in enumerate(own_names) if name in given and given.index(name) != number]
     if not moved:
         return []
     labels = stored.read_item(0).labels
@@ -581,7 +589,7 @@ def _find_moved_name_faults(
 
 
 def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.uint8] | LazyPictures) -> Iterator[str]:
-    """Yield a message for each error in the result of a plug-in.
+    """Yield an error message for each problem with the result of a plug-in.
 
     Args:
         images: The images of ``pictures``, opened for reading.
@@ -608,7 +616,7 @@ def _find_plugin_result_problems(pictures: LabelledImages, images: NDArray[np.ui
         if (entries := getattr(pictures, name)) is not None:
             yield from _find_name_list_problems(name, entries, len(images))
     parts = () if pictures.parts is None else pictures.parts
-    if other := sorted({str(part) for part in parts if str(part).lower() not in PART_NAMES}):
+    if other := sorted({str(part) for part in parts if str(part).lower() not in PART_WORDS}):
         yield f"parts must be {quote_names(PARTS)}, not {quote_names(other, limit=3)}."
 
 

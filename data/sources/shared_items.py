@@ -1,4 +1,4 @@
-"""Items that a data set or its parts contain several times, behind ``Subset``, ``ConcatDataset`` and wrappers."""
+"""Find items that a data set or its parts contain several times, also in ``Subset``, ``ConcatDataset`` and wrappers."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations
@@ -10,7 +10,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from polyclinic.common.errors import Fault
 
-_REMEDY = (
+_SHARED_ITEMS_REMEDY = (
     "Give each part items of its own. Or leave those of tests out of training: "
     'settings={"data.duplicates": "drop_from_training"}.'
 )
@@ -25,19 +25,19 @@ def find_shared_item_faults(where: str, parts: Mapping[str, Any]) -> list[Fault]
     """Return a fault for each pair of parts that contain the same items.
 
     Args:
-        where: Name of the data set in the faults.
-        parts: The data set of each part, by the part's name.
+        where: Name of the data set, for the faults.
+        parts: Name of a part -> its data set.
     """
     items = {name: set(_iterate_innermost_items(dataset)) for name, dataset in parts.items()}
     return [
-        Fault(where, f'has {shared} of the items of "{first}" in "{second}" too.', _REMEDY)
+        Fault(where, f'has {shared} of the items of "{first}" in "{second}" too.', _SHARED_ITEMS_REMEDY)
         for first, second in combinations(items, 2)
         if (shared := len(items[first] & items[second]))
     ]
 
 
 def mask_items_of_other_parts(dataset: Any, others: Iterable[Any]) -> NDArray[np.bool_]:
-    """Return a mask of the items of a data set, ``(n,)``, that are items of other data sets too."""
+    """Return a mask ``(n,)``, True for each item of a data set that other data sets contain too."""
     foreign = {item for other in others for item in _iterate_innermost_items(other)}
     return np.array([item in foreign for item in _iterate_innermost_items(dataset)], dtype=np.bool_)
 
@@ -56,13 +56,12 @@ def find_repeated_item_faults(where: str, dataset: Any) -> list[Fault]:
 
 
 def _iterate_innermost_items(dataset: Any, rows: Iterable[int] | None = None) -> Iterator[tuple[int, int]]:
-    """Yield for each item the data set that really holds it, behind ``Subset``, ``ConcatDataset`` and wrappers.
+    """Yield the origin of each item: ``id`` of the innermost data set, and index in it.
+
+    The search goes through ``Subset``, ``ConcatDataset`` and wrappers with an attribute ``dataset`` or ``subset``.
 
     Args:
         rows: Indices of the items; None for all.
-
-    Yields:
-        The ``id`` of the innermost data set, and the index of the item in it.
     """
     if hasattr(dataset, "__len__"):  # the data set inside a Subset needs no length
         rows = range(len(dataset)) if rows is None else [row % len(dataset) for row in rows]
@@ -72,8 +71,8 @@ def _iterate_innermost_items(dataset: Any, rows: Iterable[int] | None = None) ->
     elif isinstance(dataset, ConcatDataset):
         ends = np.array([0, *dataset.cumulative_sizes])
         for row in rows:
-            place = int(np.searchsorted(ends, row, side="right")) - 1
-            yield from _iterate_innermost_items(dataset.datasets[place], [row - int(ends[place])])
+            index = int(np.searchsorted(ends, row, side="right")) - 1
+            yield from _iterate_innermost_items(dataset.datasets[index], [row - int(ends[index])])
     else:
         for attribute in ("dataset", "subset"):
             inner: Any = getattr(dataset, attribute, None)

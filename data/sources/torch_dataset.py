@@ -1,9 +1,9 @@
 """Images from map-style torch data sets; an item is read, with its own transforms, when a batch needs it.
 
-What an item may be is defined in :mod:`polyclinic.data.sources.dataset_items`. An image is a PIL picture, a
-tensor ``([channels,] height, width)`` or an array ``(height, width[, channels])``; its values are uint8, or numbers in
-one range for the whole data set. Random transforms are drawn anew for each training batch, and are always the same in
-evaluation; both follow from the run's seed.
+:mod:`polyclinic.data.sources.dataset_items` defines the supported forms of an item. An image is a PIL picture, a tensor
+``([channels,] height, width)`` or an array ``(height, width[, channels])``; its values are uint8, or numbers in one
+range for the whole data set. Random transforms are drawn anew for each training batch, and are always the same in
+evaluation; both depend only on the seed of the run.
 """
 
 import math
@@ -23,8 +23,8 @@ from polyclinic.data.base.image_set import LazyPictures, compute_picture_digest
 from polyclinic.data.images.random_generators import RandomGenerators
 from polyclinic.data.images.store import DecodingProgress
 from polyclinic.data.sources.dataset_items import (
+    ConvertItem,
     DatasetItem,
-    Item,
     find_class_names_in_labels,
     find_names_of_class_numbers,
     parse_item,
@@ -34,60 +34,65 @@ from polyclinic.data.sources.item_notes import describe_partial_cache, describe_
 from polyclinic.data.sources.label_array import convert_labels_to_array, convert_to_numpy_array, name_classes_by_number
 from polyclinic.data.sources.plugin import MapStyleDataset
 from polyclinic.data.sources.shared_items import is_map_style_dataset
-from polyclinic.data.tables.class_names import NAME_CLASSES
+from polyclinic.data.tables.class_names import NAME_CLASSES_REMEDY
 
-_CLASSES = ("class_names", "classes", "pathologies")
+_CLASS_NAME_ATTRIBUTES = ("class_names", "classes", "pathologies")
 """Attributes in which data sets store class names."""
-_LISTED, _MOST_FAILURES = 5, 100
-_REPEATED = 8
-"""Number of items that are read again at the start."""
-_NEAR_INTEGER = 1e-3
-"""Rounding error up to which floats, scaled to 0..255, are taken for 8-bit values."""
-_FAR_OUTSIDE, _MOST_OUTSIDE = 0.25, 0.01
-"""The range of values is taken to be wrong if more than this share of pixels lies outside by a quarter of the range."""
-_USUAL_WHITES = (255, 4095, 65535)
-"""Brightest values of pictures of 8, 12 and 16 bits."""
+_MAX_FAULTS_LISTED = 5
+_MAX_FAILED_ITEMS = 100
+"""Number of unusable items after which reading stops."""
+_ITEMS_READ_TWICE = 8
+"""Number of items that are read again at the start, to check that they are reproducible."""
+_INTEGER_TOLERANCE = 1e-3
+"""Floats, scaled to 0..255, are rounded to an integer if they differ from it by at most this."""
+_MAX_OVERSHOOT = 0.25
+"""A pixel is far outside the range of values if it is outside by more than this share of the range."""
+_MAX_SHARE_OUTSIDE = 0.01
+"""The range of values is refused as wrong if more than this share of the pixels is far outside."""
+_USUAL_WHITE_VALUES = (255, 4095, 65535)
+"""Largest values of pixels with 8, 12 and 16 bits."""
 _OPAQUE_MODES = {"1": "L", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "HSV": "RGB", "LAB": "RGB"}
-"""Modes of Pillow's pictures that convert to grey or colour without a choice."""
-_RESIZE = {
+"""Pillow mode -> "L" or "RGB", for modes that can be converted in only one way."""
+_RESIZE_CODE = {
     "PIL": "image.resize((224, 224))",
     "tensor": "torchvision.transforms.functional.resize(image, [224, 224])",
     "array": "np.asarray(PIL.Image.fromarray(image).resize((224, 224)))",
 }
-_TO_COLOR = {
+"""Kind of an image -> Python code that resizes it, for an error message."""
+_COLOR_CONVERSION_CODE = {
     "PIL": 'image.convert("RGB")',
     "tensor": "image.expand(3, *image.shape[-2:])",
     "array": "np.repeat(image.reshape(*image.shape[:2], 1), 3, axis=2)",
 }
-"""Lines that bring an image to another size, or from grey to three channels, by its kind."""
+"""Kind of an image -> Python code that converts it from grey to three channels, for an error message."""
 _NUMBER_MODES = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
-"""Modes of Pillow's pictures whose numbers have no fixed black and white."""
+"""Pillow modes in which the values of black and white are not defined."""
 
 
 class TorchDatasetPictures(LazyPictures):
-    """The images of a torch data set, read by index: uint8, or float32 from 0 to 255 if the data set returns others.
+    """The images of a torch data set, read by index: uint8, or float32 from 0 to 255 if the items are not uint8.
 
     Args:
         dataset: The data set.
-        name: Name of the data set in error messages.
+        name: Name of the data set, for error messages.
         value_range: The values of black and white of images that are not uint8; None means floats from 0 to 1.
-        item: The user's function that converts an item; None if items have a known form.
+        item: The user's function that converts an item; None if items have a supported form.
 
     Attributes:
         class_names: Names of the classes; set before labels are read.
-        labels: Labels from the first reading of all items, with which later readings must agree; None if the user gave
+        labels: Labels from the first reading of all items, which later readings must repeat; None if the user passed
             labels separately.
-        lowest, highest: The lowest and the highest value that the data set returned, in images that are no uint8.
-        darkest, brightest: The lowest and the highest value of all images that were read at the start, from 0 to 255.
-        white_share: Share of the pixels of all images that are white.
-        reproducible: False if the same seed gave different pictures of one item at the start.
-        is_augmented: True if another seed gave another picture of one item at the start.
+        lowest, highest: Smallest and largest value that the data set returned, for images that are not uint8.
+        darkest, brightest: Smallest and largest value of all images that were read at the start, from 0 to 255.
+        white_share: Fraction of white pixels in all images.
+        reproducible: False if reading an item twice with one seed gave different pictures.
+        is_augmented: True if reading an item with two seeds gave different pictures.
     """
 
     draws = True
 
     def __init__(
-        self, dataset: MapStyleDataset, name: str, value_range: tuple[float, float] | None, item: Item | None
+        self, dataset: MapStyleDataset, name: str, value_range: tuple[float, float] | None, item: ConvertItem | None
     ) -> None:
         self.dataset, self.name = dataset, name
         self.value_range = value_range
@@ -106,20 +111,20 @@ class TorchDatasetPictures(LazyPictures):
         self.shape = (len(dataset), *self._first.shape)
 
     def read_item(self, row: int, seed: int | None = 0) -> DatasetItem:
-        """Read one item, whose random transforms are determined by the seed.
+        """Read one item; the seed determines its random transforms.
 
         Args:
-            seed: With a number, each row has random transforms of its own. With None, all rows have the same ones, so
-                that equal images stay equal.
+            seed: With a number, each row has different random transforms. With None, all rows have the same random
+                transforms, so that equal images stay equal.
 
         Raises:
-            BadInput: If the data set raises an error, or the item has no usable form.
+            BadInput: If the data set raises an error, or the item does not have a supported form.
         """
         with self._generators.use_seed(0 if seed is None else derive_seed(seed, row)):
             try:
                 item = self.dataset[row]
                 item = item if self.convert_item is None else self.convert_item(item)
-            except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
+            except (Exception, SystemExit) as error:  # code of the user or of a library may raise anything
                 raise self._make_item_error(row, f"failed: {type(error).__name__}: {error}.") from error
         try:
             return parse_item(item, self.class_names)
@@ -127,10 +132,10 @@ class TorchDatasetPictures(LazyPictures):
             raise self._make_item_error(row, str(error)) from error
 
     def convert_item_image(self, row: int, image: Any) -> NDArray[Any]:
-        """Convert an item's image to ``(height, width[, 3])``, uint8 or float32 from 0 to 255.
+        """Convert the image of an item to ``(height, width[, 3])``, uint8 or float32 from 0 to 255.
 
         Raises:
-            BadInput: If it is no image, or its shape or type differs from the first image.
+            BadInput: If ``image`` is not an image, or its shape or type differs from the first image.
         """
         if isinstance(image, Image.Image):
             values = self._convert_pillow_picture(row, image)
@@ -167,13 +172,13 @@ class TorchDatasetPictures(LazyPictures):
     def _refuse_other_shape(self, row: int, image: Any, values: NDArray[Any], first: NDArray[Any]) -> None:
         problem = f"has the shape {values.shape}, and {self.name}[0] has {first.shape}."
         kind = "PIL" if isinstance(image, Image.Image) else "tensor" if isinstance(image, torch.Tensor) else "array"
-        remedy = f"Give all images one size: {_RESIZE[kind]} for instance."
+        remedy = f"Give all images one size: {_RESIZE_CODE[kind]} for instance."
         if values.ndim != first.ndim:
-            remedy = f"Give all images one number of channels: {_TO_COLOR[kind]} for each of them in grey."
+            remedy = f"Give all images one number of channels: {_COLOR_CONVERSION_CODE[kind]} for each of them in grey."
         raise self._make_item_error(row, problem, remedy)
 
     def _scale_pixels_to_255(self, row: int, values: NDArray[Any]) -> NDArray[Any]:
-        """Return values as uint8, or as float32 from 0 to 255, to which they are cut; those far outside are counted."""
+        """Return values as uint8, or as float32 clipped to 0 to 255; count values that are far outside the range."""
         if values.dtype == np.bool_:
             return values.astype(np.uint8) * np.uint8(255)
         if values.dtype == np.uint8 and self.value_range is None:
@@ -187,9 +192,9 @@ class TorchDatasetPictures(LazyPictures):
         if not np.isfinite(scaled).all():
             raise self._make_item_error(row, "has pixels that are NaN or infinite.", "Give every pixel a value.")
         self.lowest, self.highest = min(self.lowest, float(values.min())), max(self.highest, float(values.max()))
-        self.share_outside += float((np.abs(scaled - 127.5) > (0.5 + _FAR_OUTSIDE) * 255).mean()) / len(self.dataset)
-        whole = np.round(scaled)
-        return np.where(np.abs(scaled - whole) < _NEAR_INTEGER, whole, scaled).clip(0, 255).astype(np.float32)
+        self.share_outside += float((np.abs(scaled - 127.5) > (0.5 + _MAX_OVERSHOOT) * 255).mean()) / len(self.dataset)
+        rounded = np.round(scaled)
+        return np.where(np.abs(scaled - rounded) < _INTEGER_TOLERANCE, rounded, scaled).clip(0, 255).astype(np.float32)
 
     def read_picture_digests(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         return self.picture_digests[rows]
@@ -228,33 +233,33 @@ class TorchDatasetPictures(LazyPictures):
         raise self._make_item_error(row, problem, remedy)
 
     def note_brightness(self, pixels: NDArray[Any]) -> None:
-        """Widen :attr:`darkest` and :attr:`brightest` to the values of a picture."""
+        """Update :attr:`darkest` and :attr:`brightest` with the values of a picture."""
         self.darkest = min(self.darkest, float(pixels.min()))
         self.brightest = max(self.brightest, float(pixels.max()))
 
     def check_items_repeatable(self) -> None:
         """Read some items again, to check that another seed gives the same labels.
 
-        Where the same seed gives another picture, :attr:`reproducible` becomes False; where another seed does,
-        :attr:`is_augmented` becomes True.
+        If the same seed gives another picture, :attr:`reproducible` becomes False. If another seed gives another
+        picture, :attr:`is_augmented` becomes True.
 
         Raises:
             BadInput: If the labels of an item differ.
         """
-        for row in np.unique(np.linspace(0, len(self) - 1, _REPEATED).astype(int)).tolist():
+        for row in np.unique(np.linspace(0, len(self) - 1, _ITEMS_READ_TWICE).astype(int)).tolist():
             first, again, other = (self.read_item(row, seed) for seed in (0, 0, 1))
-            # The other draw too: a random size, for instance, would end the run in its first round.
+            # Convert the picture of the other seed too: a random size, for instance, would stop the run in round 1.
             pictures = [self.convert_item_image(row, item.image) for item in (first, again, other)]
             self.reproducible &= bool(np.array_equal(pictures[0], pictures[1]))
             self.is_augmented |= not np.array_equal(pictures[0], pictures[2])
-            self.note_brightness(pictures[2])  # one draw alone may be black
+            self.note_brightness(pictures[2])  # a random transform may make one picture black
             self.check_item_labels_unchanged(row, other)
             if self.labels is not None:
                 continue
             try:
                 labels = convert_to_numpy_array(first.labels)
                 are_equal = np.array_equal(labels, convert_to_numpy_array(other.labels), equal_nan=True)
-            except Exception:  # each library has exceptions of its own for what is no array of numbers
+            except Exception:  # labels that are not arrays of numbers: each library raises its own exceptions
                 continue
             if not are_equal:
                 problem = f"has the labels {other.labels}, and had {first.labels} before."
@@ -270,17 +275,17 @@ class TorchDatasetPictures(LazyPictures):
 
 
 def open_torch_dataset(
-    dataset: Any, name: str, value_range: tuple[float, float] | None, item: Item | None = None
+    dataset: Any, name: str, value_range: tuple[float, float] | None, item: ConvertItem | None = None
 ) -> TorchDatasetPictures:
     """Check a user's data set, and prepare it for reading by index.
 
     Args:
-        name: Name of the data set in error messages.
+        name: Name of the data set, for error messages.
         value_range: The values of black and white of images that are not uint8; None means floats from 0 to 1.
-        item: The user's function that converts an item; None if items have a known form.
+        item: The user's function that converts an item; None if items have a supported form.
 
     Raises:
-        BadInput: If it is not map-style or is empty, or its first item is not usable.
+        BadInput: If the data set is not map-style or is empty, or its first item is not usable.
     """
     if isinstance(dataset, torch.utils.data.DataLoader):
         raise BadInput([Fault(name, "is a DataLoader, which makes batches.", "Pass its data set: loader.dataset.")])
@@ -295,7 +300,7 @@ def open_torch_dataset(
         raise BadInput([Fault(name, f"is a dictionary of {quote_names(map(str, dataset))}, not one data set.", remedy)])
     try:
         count = len(dataset)
-    except Exception as error:  # somebody else's code: it may raise anything
+    except Exception as error:  # code of the user or of a library may raise anything
         raise BadInput([Fault(name, f"has no length: {type(error).__name__}: {error}.")]) from error
     if not count:
         raise BadInput([Fault(name, "holds no image.")])
@@ -305,9 +310,9 @@ def open_torch_dataset(
 def read_dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
     """Return the class names that a data set defines; empty if it defines none.
 
-    They are its attribute ``class_names``, ``classes`` or ``pathologies``; the keys of ``class_to_idx`` (torchvision);
-    the names of a ``ClassLabel`` among its ``features`` (Hugging Face); or ``info["label"]`` (MedMNIST). For ``Subset``
-    and ``ConcatDataset`` the data sets inside are searched, because these two return labels unchanged.
+    Class names are searched in this order: the attribute ``class_names``, ``classes`` or ``pathologies``; the keys of
+    ``class_to_idx`` (torchvision); the names of a ``ClassLabel`` in ``features`` (Hugging Face); ``info["label"]``
+    (MedMNIST). For ``Subset`` and ``ConcatDataset``, the inner data sets are searched.
 
     Args:
         name: Name of the data set in error messages.
@@ -315,7 +320,7 @@ def read_dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
     Raises:
         BadInput: If the data sets of a ``ConcatDataset`` have different classes.
     """
-    for attribute in _CLASSES:
+    for attribute in _CLASS_NAME_ATTRIBUTES:
         names = getattr(dataset, attribute, None)
         if isinstance(names, Sequence | np.ndarray) and not isinstance(names, str) and len(names):
             return tuple(map(str, names))
@@ -335,23 +340,23 @@ def read_dataset_class_names(dataset: Any, name: str) -> tuple[str, ...]:
         return read_dataset_class_names(dataset.dataset, name)
     if not isinstance(dataset, ConcatDataset):
         return ()
-    every = [read_dataset_class_names(inner, name) for inner in dataset.datasets]
-    distinct = sorted({names for names in every if names})
+    names_of_inner = [read_dataset_class_names(inner, name) for inner in dataset.datasets]
+    distinct = sorted({names for names in names_of_inner if names})
     if len(distinct) > 1:
         problem = f"joins data sets of different classes: {'; '.join(quote_names(names) for names in distinct[:3])}."
         raise BadInput([Fault(name, problem, "Bring all to one list of classes, in one order.")])
-    return distinct[0] if distinct and () not in every else ()
+    return distinct[0] if distinct and () not in names_of_inner else ()
 
 
 @dataclass(frozen=True)
 class CollectedItems:
-    """The labels, patients and parts that the items of a data set state, and notes for the user.
+    """The labels, patients and parts from the items of a data set, and notes for the user.
 
     Attributes:
         labels: float32 ``(n, classes)``, NaN for unknown.
-        patients: Names of the patients; None if the items name none, or patients are given separately.
-        parts: ``train``, ``validation`` or ``test`` for each item; None if the items name no part.
-        notes: Sentences for the user about what is not read.
+        patients: Name of the patient of each item; None if the items have no patients.
+        parts: ``train``, ``validation`` or ``test`` for each item; None if the items have no parts.
+        notes: Sentences for the user about entries that are ignored.
     """
 
     labels: NDArray[np.float32]
@@ -365,13 +370,13 @@ def read_all_items(
 ) -> CollectedItems:
     """Read each item once to check it, and to collect its labels, its patient and its part.
 
-    If the classes have no names, their names are those in the labels, or else their numbers. Some items are read again
-    with another seed, to check that random transforms do not change the labels.
+    If the class names are unknown, they are taken from the labels, or are the numbers of the classes. Some items are
+    read again with another seed, to check that random transforms do not change the labels.
 
     Args:
-        tell: Prints a progress line.
-        given: The arguments of the user in place of what items may hold (:func:`describe_unread_entries`).
-        labels: True reads the labels; else they are all unknown.
+        tell: Function that prints a progress line.
+        given: The user's arguments ``patients``, ``sources`` and ``parts``, for :func:`describe_unread_entries`.
+        labels: True to read the labels; False leaves them all unknown.
 
     Raises:
         BadInput: With the items that cannot be read, or whose labels do not fit the classes.
@@ -393,7 +398,7 @@ def read_all_items(
             faults += bad.faults
         except ValueError as error:
             faults.append(Fault(f"{images.name}[{row}]", str(error)))
-        if len(faults) >= _MOST_FAILURES:
+        if len(faults) >= _MAX_FAILED_ITEMS:
             break
         progress.count_decoded_picture()
     _refuse_unusable_items(images, faults)
@@ -413,19 +418,21 @@ def read_all_items(
 
 
 def _refuse_unusable_items(images: TorchDatasetPictures, faults: Sequence[Fault]) -> None:
-    """Raise the first faults of items, and their number."""
+    """Raise :class:`BadInput` with the first faults and the number of unusable items, if there are faults."""
     if faults:
-        counted = f"{'at least ' if len(faults) >= _MOST_FAILURES else ''}{len(faults)} of {len(images)} items"
-        raise BadInput([*faults[:_LISTED], Fault(images.name, f"{counted} cannot be used; the first are listed.")])
+        counted = f"{'at least ' if len(faults) >= _MAX_FAILED_ITEMS else ''}{len(faults)} of {len(images)} items"
+        raise BadInput(
+            [*faults[:_MAX_FAULTS_LISTED], Fault(images.name, f"{counted} cannot be used; the first are listed.")]
+        )
 
 
 def _name_classes(
     images: TorchDatasetPictures, items: Sequence[DatasetItem], tell: Callable[[str], object]
 ) -> tuple[str, ...]:
-    """Return the class names in the labels of all items, or beside them, or else the numbers of the classes.
+    """Return the class names that the labels or the items contain, or otherwise the numbers of the classes.
 
     Raises:
-        BadInput: If the labels name no classes, and are no numbers of one shape.
+        BadInput: If the labels contain no class names, and are not numbers of equal shape.
     """
     names = find_class_names_in_labels(item.labels for item in items) or find_names_of_class_numbers(items)
     if names:
@@ -435,7 +442,7 @@ def _name_classes(
         if rows.ndim > 2:
             raise ValueError
     except ValueError:
-        remedy = f"{NAME_CLASSES}."
+        remedy = f"{NAME_CLASSES_REMEDY}."
         problem = f"{type(images.dataset).__name__} names no classes."
         raise BadInput([Fault(images.name, problem, remedy)]) from None
     return name_classes_by_number(rows, tell)
@@ -459,21 +466,21 @@ def _parse_all_labels(images: TorchDatasetPictures, items: Sequence[DatasetItem]
 
 
 def refuse_wrong_value_range(images: TorchDatasetPictures) -> None:
-    """Refuse a data set in which many values lie far outside ``value_range``, where reading cuts them off.
+    """Refuse a data set in which many values are far outside ``value_range``, because they would be clipped.
 
-    Pixels that were normalised, or that have another range, lie far outside. Noise of an augmentation does not.
+    Normalised pixels, or pixels with another range, are far outside. Noise of an augmentation is not.
 
     Raises:
-        BadInput: If more than a hundredth of the pixels have such values.
+        BadInput: If more than :data:`_MAX_SHARE_OUTSIDE` of the pixels are far outside.
     """
-    if images.share_outside <= _MOST_OUTSIDE:
+    if images.share_outside <= _MAX_SHARE_OUTSIDE:
         return
     low, high = images.value_range or (0.0, 1.0)
     share = f"{images.share_outside:.0%} of its pixels"
     problem = f"has values outside {low:g} (black) to {high:g} (white), by more than a quarter of that, in {share}."
     problem += f" They go from {images.lowest:.4g} to {images.highest:.4g}."
     remedy = "Name black and white: pc.LabelledImages(dataset, value_range=({:g}, {:g}))."
-    full = next((white for white in _USUAL_WHITES if images.highest <= white), None)
+    full = next((white for white in _USUAL_WHITE_VALUES if images.highest <= white), None)
     if images.lowest >= 0 and full is not None:
         raise BadInput([Fault(images.name, problem, remedy.format(0, full))])
     remedy = remedy.format(math.floor(images.lowest), math.ceil(images.highest))
@@ -482,10 +489,13 @@ def refuse_wrong_value_range(images: TorchDatasetPictures) -> None:
 
 
 def _take_for_all_or_none(where: str, values: Sequence[str | None], what: str) -> list[str] | None:
-    """Return the values if every item names one; None if no item does.
+    """Return the values if all items have one; None if no item has one.
+
+    Args:
+        what: Noun for a value, for the error message.
 
     Raises:
-        BadInput: If only some items do.
+        BadInput: If only some items have a value.
     """
     named = [value for value in values if value is not None]
     if named and len(named) < len(values):
@@ -497,8 +507,8 @@ def _take_for_all_or_none(where: str, values: Sequence[str | None], what: str) -
 def _convert_to_channels_last(image: Any) -> NDArray[Any]:
     """Convert an image to an array ``(height, width[, channels])``, and drop the axis of a single channel.
 
-    The channels come first in a tensor, and in an array of three axes whose last one is neither 1 nor 3 long. A volume
-    ``(1, depth, height, width)`` becomes ``(depth, height, width, 1)``.
+    Channels are the first axis of a tensor, and of an array with three axes whose last axis is neither 1 nor 3 long. A
+    volume ``(1, depth, height, width)`` becomes ``(depth, height, width, 1)``.
     """
     values = convert_to_numpy_array(image)
     if values.ndim == 4 and values.shape[0] == 1:

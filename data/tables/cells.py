@@ -1,8 +1,8 @@
 """Parse the cells of a label table into labels, findings and parts of a split.
 
-A label column holds 1, 0, -1 (uncertain) or nothing. A column of findings holds names with a separator between them.
-The cells are already normalised (:mod:`polyclinic.data.base.names`). Cells that cannot be parsed are reported
-with their lines.
+A label column has cells with 1, 0, -1 (uncertain) or blank cells. A finding column has cells with names of findings and
+a separator between them. The cells are already normalised (:mod:`polyclinic.data.base.names`). Errors name the cells
+that cannot be parsed, with their lines.
 """
 
 import difflib
@@ -17,57 +17,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.errors import BadInput, Fault, raise_faults, suggest_nearest_name
-from polyclinic.data.base.decoded_size import LARGEST_MB
+from polyclinic.data.base.decoded_size import DEFAULT_LARGEST_MB
 from polyclinic.data.base.names import is_blank_cell, is_missing_value, make_name_similarity_key
 from polyclinic.data.base.spec import NO_FINDING, LabelPolicy
-from polyclinic.data.base.splits import Names
-from polyclinic.data.base.vocabulary import NO_NAMES, PART_NAMES
+from polyclinic.data.base.splits import StringArray
+from polyclinic.data.base.vocabulary import MISSING_LABEL_PATTERN, PART_WORDS
 from polyclinic.data.tables.csv import CsvColumn, CsvTable, read_csv_table
 
-_LABEL = re.compile(r"([+\-\u2212]?)([01])(?:[.,]0*)?")
+_LABEL_PATTERN = re.compile(r"([+\-\u2212]?)([01])(?:[.,]0*)?")
 LabelMeaning = Literal["present", "absent", "uncertain", "blank", "not assessed"]
 LabelWords = Mapping[str, LabelMeaning]
-"""Word of a user's label columns, case folded -> what the user says that it means."""
+"""Case-folded word in label columns -> the meaning that the user defines."""
 _LABEL_WORDS: LabelWords = {"true": "present", "yes": "present", "false": "absent", "no": "absent"}
-NO_WORDS: LabelWords = {}
-_POLICY = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
-_LIST = re.compile(r"""\[\s*(?:(?:'[^']*'|"[^"]*")[\s,]*)*\]""")
-_LIST_ITEM = re.compile(r"""'([^']*)'|"([^"]*)\"""")
-OTHER_SEPARATORS = ("|", ";", ",", "/", "+", "&", "\\", "\n", "\t")
-"""Signs that are taken for separators if at least one of the parts is a class name."""
-_WORDS_AND_SIGNS = (" and ", " und ", " et ", " y ", " e ", " - ", " ", *"-_.:·•~>^=¦、；，｜／∙‧")
-"""Words and signs that are taken for separators only if all parts are class names, because names contain them too."""
+NO_LABEL_WORDS: LabelWords = {}
+"""Words with a meaning in every table, unless the user defines another meaning."""
+_LABEL_OF_POLICY = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
+_PYTHON_LIST = re.compile(r"""\[\s*(?:(?:'[^']*'|"[^"]*")[\s,]*)*\]""")
+_PYTHON_LIST_ITEM = re.compile(r"""'([^']*)'|"([^"]*)\"""")
+COMMON_SEPARATORS = ("|", ";", ",", "/", "+", "&", "\\", "\n", "\t")
+"""Signs that count as separators if at least one of the parts is a class name."""
+_AMBIGUOUS_SEPARATORS = (" and ", " und ", " et ", " y ", " e ", " - ", " ", *"-_.:·•~>^=¦、；，｜／∙‧")
+"""Words and signs that count as separators only if all parts are class names, because names may contain them."""
 _WORD = re.compile(r"[^\W_]+")
-_JOINED_WORDS = re.compile(
+_WORD_BOUNDARIES = re.compile(
     r"(?<=[^\W\d_])(?=\d)|(?<=\d)(?=[^\W\d_])|(?<=[a-zß-ÿ])(?=[A-ZÀ-Þ])|(?<=[A-Z])(?=[A-Z][a-z])"
 )
-"""The places between the words and numbers of texts such as ``leftMass12mm``."""
-_SHORTEST_PART = 4
-"""Minimum length of a class name that is searched for within words; ``ILD`` is no part of ``mild``."""
+"""Positions between words and numbers that are written together, as in ``leftMass12mm``."""
+_MIN_LENGTH_WITHIN_WORDS = 4
+"""Shorter class names are only found as whole words: ``ILD`` is not found in ``mild``."""
 _MIN_SIMILARITY = 0.85
 """Minimum similarity of two spellings of one word."""
-_MOST_FAULTS = 20
-WRITE_LABELS = "Write 1 for present and 0 for absent in the table."
-"""The remedy for cells of a label column of a public table that are no labels."""
-NAME_WORDS = (
+_MAX_FAULTS = 20
+WRITE_LABELS_REMEDY = "Write 1 for present and 0 for absent in the table."
+"""Remedy for invalid cells in a label column of a public data set."""
+NAME_LABEL_WORDS_REMEDY = (
     'Name the words in [data], such as present = ["ja"] and absent = ["nein"], or write 1 for present and 0 for absent '
     "in the table. If these are names of findings, write all of a picture into one column, with | between them, and "
     "name it as finding_column."
 )
-"""The remedy for cells of a label column of a user's own table that are no labels."""
+"""Remedy for invalid cells in a label column of a user's table."""
 
 
-def interpret_label_cell(cell: str, words: LabelWords = NO_WORDS) -> LabelMeaning | None:
-    """Return the meaning of a label cell such as ``1``, ``0.0``, ``-1``, ``1,0`` or ``yes``; None if it is no label.
+def interpret_label_cell(cell: str, words: LabelWords = NO_LABEL_WORDS) -> LabelMeaning | None:
+    """Return the meaning of a label cell such as ``1``, ``0.0``, ``-1``, ``1,0`` or ``yes``; None if it is invalid.
 
     Args:
-        words: The user's own words, which go before all others.
+        words: The user's words, which take precedence.
     """
     if (own := words.get(cell.casefold())) is not None:
         return own
     if is_blank_cell(cell):
         return "blank"
-    match = _LABEL.fullmatch(cell)
+    match = _LABEL_PATTERN.fullmatch(cell)
     if match is None:
         return _LABEL_WORDS.get(cell.casefold())
     if match[2] == "0":
@@ -82,16 +83,16 @@ class LabelColumnRules:
     Attributes:
         uncertain: The label for -1.
         blank: The label for empty cells.
-        words: The user's own words for labels.
+        words: The user's words for labels.
         where: The configuration key that the faults name.
-        remedy: What the user can do about cells that are no labels.
+        remedy: Remedy for invalid cells.
     """
 
     uncertain: LabelPolicy
     blank: LabelPolicy
     where: str
     words: LabelWords = field(default_factory=dict)
-    remedy: str = WRITE_LABELS
+    remedy: str = WRITE_LABELS_REMEDY
 
 
 def parse_label_columns(columns: CsvTable, names: Sequence[str], rules: LabelColumnRules) -> NDArray[np.float32]:
@@ -102,25 +103,25 @@ def parse_label_columns(columns: CsvTable, names: Sequence[str], rules: LabelCol
         names: The columns to parse.
 
     Raises:
-        BadInput: With all cells that are no labels and their lines, for each column.
+        BadInput: With all invalid cells and their lines, for each column.
     """
     value_of: dict[LabelMeaning | None, float] = {
         "present": 1.0,
         "absent": 0.0,
-        "uncertain": _POLICY[rules.uncertain],
-        "blank": _POLICY[rules.blank],
+        "uncertain": _LABEL_OF_POLICY[rules.uncertain],
+        "blank": _LABEL_OF_POLICY[rules.blank],
         "not assessed": np.nan,
         None: np.nan,
     }
     matrix = np.empty((len(columns.lines), len(names)), dtype=np.float32)
     faults = []
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         column = columns.get_column(name)
         meanings = [interpret_label_cell(cell, rules.words) for cell in column.cells]
         if foreign := [number for number, meaning in enumerate(meanings) if meaning is None]:
             problem = f'column "{name}" holds {column.describe_cell_lines(foreign)}; expected 1, 0, -1 or nothing.'
             faults.append(Fault(rules.where, problem, rules.remedy))
-        matrix[:, place] = np.array([value_of[meaning] for meaning in meanings], dtype=np.float32)[column.places]
+        matrix[:, index] = np.array([value_of[meaning] for meaning in meanings], dtype=np.float32)[column.places]
     raise_faults(faults)
     return matrix
 
@@ -132,12 +133,12 @@ class FindingColumnRules:
     Attributes:
         classes: The class names as written in the cells.
         separator: Text between the names in a cell. A cell may also be a Python list, ``['Mass', 'Nodule']``.
-        no_finding: Names that say that all classes are absent; they may not stand beside a class.
-        not_assessed: Words that say that nobody could assess the image; classes that are not named beside them are
+        no_finding: Names that mean that all classes are absent; a cell must not also name a class.
+        not_assessed: Words that mean that the image could not be assessed. Classes that the cell does not name are then
             unknown.
-        others: Names of findings that are no class. ``"*"`` allows all names except placeholders and those that
-            resemble a class name, contain one, or are a part of one. A class name with less than four letters counts as
-            contained only as a whole word.
+        others: Names of findings that are not classes. ``"*"`` allows all names except placeholders, and names that
+            resemble, contain or are part of a class name. A class name with less than four letters counts as contained
+            only as a whole word.
         blank: The label of all classes for a blank cell.
         keys: The configuration key for each setting, for error messages; empty for tables of public data sets.
     """
@@ -154,26 +155,27 @@ class FindingColumnRules:
 def split_finding_names(cell: str, separator: str) -> list[str]:
     """Split a cell such as ``"Mass|Nodule"`` into names of findings; a blank cell has none.
 
-    Empty names are left out. A cell with only empty names, such as ``[]`` or ``|``, is returned whole, because it is
-    not blank. Line ends and tabs within a name are kept, unless the separator contains a space.
+    Empty names are left out. A cell with only empty names, such as ``[]`` or ``|``, is returned unchanged, because it
+    is not blank. Line ends and tabs within a name stay, unless the separator contains a space.
     """
     if is_blank_cell(cell):
         return []
     cell = " ".join(cell.split()) if " " in separator else cell
-    if _LIST.fullmatch(cell):
-        parts = [first or second for first, second in _LIST_ITEM.findall(cell)]
+    if _PYTHON_LIST.fullmatch(cell):
+        parts = [first or second for first, second in _PYTHON_LIST_ITEM.findall(cell)]
     else:
         parts = cell.split(separator)
     return [name for part in parts if (name := part.strip())] or [cell]
 
 
 def count_rows_by_finding(column: CsvColumn, separator: str) -> dict[str, int]:
-    """Return finding -> the number of rows that name it, of a column with cells such as ``"Mass|Nodule"``.
+    """Return finding -> number of rows that name it, for a column with cells such as ``"Mass|Nodule"``.
 
-    The most frequent finding comes first. Names that differ in upper and lower case only are one, as the first of them
-    writes it; cells and signs that name nothing are left out.
+    The most frequent finding is the first. Names that differ only in upper and lower case are one finding, in the
+    spelling of the first one. Placeholders are left out.
     """
-    rows, spellings = Counter[str](), dict[str, str]()
+    rows = Counter[str]()
+    spellings = dict[str, str]()
     for cell, count in zip(column.cells, column.count_rows_per_cell().tolist(), strict=True):
         names = {" ".join(part.split()) for part in split_finding_names(cell, separator)}
         for name in names:
@@ -183,17 +185,19 @@ def count_rows_by_finding(column: CsvColumn, separator: str) -> dict[str, int]:
 
 
 class _ClassNameIndex:
-    """Finds names in a list, ignoring case except where two names of the list differ only in case."""
+    """Finds names in a list; case is ignored, unless two names of the list differ only in case."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._places = {name: place for place, name in enumerate(names)}
-        folded = Counter(name.casefold() for name in self._places)
-        self._folded = {name.casefold(): at for name, at in self._places.items() if folded[name.casefold()] == 1}
+        self._indices = {name: index for index, name in enumerate(names)}
+        counts = Counter(name.casefold() for name in self._indices)
+        self._folded_indices = {
+            name.casefold(): index for name, index in self._indices.items() if counts[name.casefold()] == 1
+        }
 
     def find_name_index(self, name: str) -> int | None:
         """Return the index of a name in the list; None if it is not in the list."""
-        place = self._places.get(name)
-        return self._folded.get(name.casefold()) if place is None else place
+        index = self._indices.get(name)
+        return self._folded_indices.get(name.casefold()) if index is None else index
 
     def contains_name(self, name: str) -> bool:
         """Return True if a name is in the list."""
@@ -209,54 +213,57 @@ def parse_finding_column(
         name: The name of the column, for error messages.
 
     Returns:
-        float32 labels ``(n, classes)``, and the number of rows with each finding that is no class.
+        float32 labels ``(n, classes)``, and the number of rows with each finding that is not a class.
 
     Raises:
         BadInput: With all names that ``rules`` do not list, and all cells that name both a class and "no finding".
     """
     listed = (rules.classes, rules.no_finding, rules.others, rules.not_assessed)
     classes, absent, others, unassessed = map(_ClassNameIndex, listed)
-    of_cell = np.zeros((len(column.cells), len(rules.classes)), dtype=np.float32)
-    foreign, contradictions = dict[str, set[int]](), list[int]()
-    for place, cell in enumerate(column.cells):
+    labels = np.zeros((len(column.cells), len(rules.classes)), dtype=np.float32)  # (distinct cells, classes)
+    foreign = dict[str, set[int]]()  # name that is not a class -> indices of the cells
+    contradictions = list[int]()
+    for row, cell in enumerate(column.cells):
         parts = split_finding_names(cell, rules.separator)
-        # A name may be a word that is no finding elsewhere, such as "NA".
+        # A listed name may be a text that usually means a blank cell, such as "NA".
         if not parts and any(names.contains_name(cell) for names in (classes, absent, others, unassessed)):
             parts = [cell]
         if not parts:
-            of_cell[place] = _POLICY[rules.blank]
-        denied = not_assessed = False
+            labels[row] = _LABEL_OF_POLICY[rules.blank]
+        says_no_finding = False
+        not_assessed = False
         for text in parts:
             part = " ".join(text.split())
             if (number := classes.find_name_index(part)) is not None:
-                of_cell[place, number] = 1
+                labels[row, number] = 1
             elif absent.contains_name(part):
-                denied = True
+                says_no_finding = True
             elif unassessed.contains_name(part):
                 not_assessed = True
             else:
-                foreign.setdefault(text, set()).add(place)
-        if denied and of_cell[place].any():
-            contradictions.append(place)
+                foreign.setdefault(text, set()).add(row)
+        if says_no_finding and labels[row].any():
+            contradictions.append(row)
         if not_assessed:
-            of_cell[place, of_cell[place] != 1] = np.nan
-    unlisted = {text: places for text, places in foreign.items() if not others.contains_name(" ".join(text.split()))}
+            labels[row, labels[row] != 1] = np.nan
+    unlisted = {text: cells for text, cells in foreign.items() if not others.contains_name(" ".join(text.split()))}
     faults = _find_unlisted_finding_faults(column, name, rules, unlisted)
     if contradictions:
         problem = f'column "{name}" names a class and says that there is no finding: '
         problem += f"{column.describe_cell_lines(contradictions)}."
         faults.append(Fault(rules.keys.get("column", "data.labels"), problem, "Correct these cells."))
     raise_faults(faults)
-    counts, rows = column.count_rows_per_cell(), Counter[str]()
-    for text, places in foreign.items():
-        rows[" ".join(text.split())] += int(counts[list(places)].sum())
-    return of_cell[column.places], rows
+    row_counts = column.count_rows_per_cell()
+    rows_by_finding = Counter[str]()
+    for text, cells in foreign.items():
+        rows_by_finding[" ".join(text.split())] += int(row_counts[list(cells)].sum())
+    return labels[column.places], rows_by_finding
 
 
 def is_placeholder_finding(part: str) -> bool:
-    """Return True if a part of a cell names no finding: "-", "?", "[nan]", "#REF!", "unknown", "ungradable"."""
+    """Return True if a part of a cell is a placeholder instead of a finding: "-", "?", "[nan]", "#REF!", "unknown"."""
     bare = _strip_brackets_and_quotes(part)
-    return is_missing_value(part) or NO_NAMES.fullmatch(bare) is not None
+    return is_missing_value(part) or MISSING_LABEL_PATTERN.fullmatch(bare) is not None
 
 
 def _strip_brackets_and_quotes(part: str) -> str:
@@ -264,36 +271,36 @@ def _strip_brackets_and_quotes(part: str) -> str:
 
 
 def guess_class_name_separator(part: str, has: Callable[[str], bool]) -> str | None:
-    """Guess the separator in a text that may join several class names; None if there seems to be none.
+    """Guess the separator in a text that may join several class names; None if no separator is plausible.
 
-    A common separator sign is accepted if one part is a class name. A word or sign that may also occur in names, such
-    as "and", is accepted only if all parts are.
+    A common separator is accepted if one part is a class name. A word or sign that may also occur in names, such as
+    "and", is accepted only if all parts are class names.
 
     Args:
-        has: Returns True for a class name.
+        has: Function that returns True for a class name.
     """
-    for mark in (*OTHER_SEPARATORS, *_WORDS_AND_SIGNS):
+    for mark in (*COMMON_SEPARATORS, *_AMBIGUOUS_SEPARATORS):
         pieces = [" ".join(piece.split()) for piece in split_finding_names(part, mark)]
-        enough = any(map(has, pieces)) if mark in OTHER_SEPARATORS else all(map(has, pieces))
+        enough = any(map(has, pieces)) if mark in COMMON_SEPARATORS else all(map(has, pieces))
         if len(pieces) > 1 and enough:
             return str(mark)
     return None
 
 
 def _make_class_mention_finder(rules: FindingColumnRules) -> Callable[[str], str | None]:
-    """Return a function that finds the longest class name in a text, or else a name of ``rules.no_finding``.
+    """Return a function that finds the longest class name in a text, or otherwise a name of ``rules.no_finding``.
 
-    The function returns None if the text contains neither.
+    The function returns None if the text contains no such name.
     """
 
     def split_joined_words(text: str) -> tuple[str, str]:
-        return text.casefold(), _JOINED_WORDS.sub(" ", text).casefold()
+        return text.casefold(), _WORD_BOUNDARIES.sub(" ", text).casefold()
 
     patterns = list[tuple[str, re.Pattern[str]]]()
     for name in (*sorted(rules.classes, key=len, reverse=True), *rules.no_finding):
-        words = [_WORD.findall(form) or [form] for form in split_joined_words(name)]
-        pattern = "|".join(r"[\W_]*".join(map(re.escape, of_form)) for of_form in words)
-        if name in rules.no_finding or len("".join(words[0])) < _SHORTEST_PART:
+        words = [_WORD.findall(spelling) or [spelling] for spelling in split_joined_words(name)]
+        pattern = "|".join(r"[\W_]*".join(map(re.escape, spelling_words)) for spelling_words in words)
+        if name in rules.no_finding or len("".join(words[0])) < _MIN_LENGTH_WITHIN_WORDS:
             pattern = rf"(?<![^\W_])(?:{pattern})(?![^\W_])"
         patterns.append((name, re.compile(pattern)))
 
@@ -311,7 +318,7 @@ def _find_unlisted_finding_faults(
 
     Args:
         name: The name of the column, for the messages.
-        unlisted: For each name that is not listed, the indices of the distinct cells that contain it.
+        unlisted: Name that is not listed -> indices of the distinct cells that contain it.
     """
     keys = {key: rules.keys.get(key, "data.labels") for key in ("classes", "separator")}
     near_names = {make_name_similarity_key(label): f'Did you mean "{label}"?' for label in rules.classes}
@@ -338,7 +345,7 @@ def _find_unlisted_finding_faults(
                 all(difflib.get_close_matches(w, of, 1, _MIN_SIMILARITY) for w in words) for of in words_of.values()
             )
             shorter = next((label for label, has in zip(words_of, has_words, strict=True) if has), None)
-        if len(faults) == _MOST_FAULTS or not (near or mark or within or shorter):
+        if len(faults) == _MAX_FAULTS or not (near or mark or within or shorter):
             unlike[text] = places
         elif mark:
             sign = mark.replace("\n", "\\n").replace("\t", "\\t")
@@ -354,7 +361,7 @@ def _find_unlisted_finding_faults(
             remedy += f" If it says that there is no finding, list it in {rules.keys['no_finding']}; that nobody could "
             remedy += f"assess the image, in {rules.keys['not_assessed']}; if it is a class, in {keys['classes']}."
         faults.append(Fault(keys["classes"], problem, remedy))
-    if unlike and not (all_others and len(faults) < _MOST_FAULTS):
+    if unlike and not (all_others and len(faults) < _MAX_FAULTS):
         verb = "which is no class" if len(unlike) == 1 else "which are no classes"
         problem = f'column "{name}" holds {column.describe_cell_part_lines(unlike, 10)}, {verb}.'
         remedy = "Correct the table."
@@ -366,8 +373,8 @@ def _find_unlisted_finding_faults(
     return faults
 
 
-def parse_split_column(column: CsvColumn, name: str, where: str) -> Names:
-    """Parse a column with "train", "val" or "validation", and "test"; return the name of each row's part, ``(n,)``.
+def parse_split_column(column: CsvColumn, name: str, where: str) -> StringArray:
+    """Parse a column with "train", "val" or "validation", and "test"; return the part of each row, ``(n,)``.
 
     Args:
         name: The name of the column, for the error message.
@@ -377,24 +384,24 @@ def parse_split_column(column: CsvColumn, name: str, where: str) -> Names:
         BadInput: With all other values in the column.
     """
     names = [cell.casefold() for cell in column.cells]
-    if foreign := [place for place, part in enumerate(names) if part not in PART_NAMES]:
+    if foreign := [place for place, part in enumerate(names) if part not in PART_WORDS]:
         expected = 'expected "train", "val" or "validation", and "test"'
         problem = f'column "{name}" holds {column.describe_cell_lines(foreign)}; {expected}.'
         raise BadInput([Fault(where, problem)])
-    return np.array([PART_NAMES[part] for part in names], dtype="<U10")[column.places]
+    return np.array([PART_WORDS[part] for part in names], dtype="<U10")[column.places]
 
 
 def count_uncertain_blank_cells(
-    path: Path, names: Collection[str], words: LabelWords = NO_WORDS, largest_mb: int = LARGEST_MB
+    path: Path, names: Collection[str], words: LabelWords = NO_LABEL_WORDS, largest_mb: int = DEFAULT_LARGEST_MB
 ) -> dict[str, tuple[int, int]]:
     """Count the cells with -1 and the blank cells of each label column.
 
     Args:
-        names: The label columns; those that the table lacks are left out.
-        words: The user's own words for labels.
+        names: The label columns; columns that the table lacks are left out.
+        words: The user's words for labels.
 
     Returns:
-        By column name, the number of cells with -1 and the number of blank cells.
+        Name of a column -> the number of cells with -1, and the number of blank cells.
 
     Raises:
         BadInput: If the table cannot be read.

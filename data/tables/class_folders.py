@@ -1,4 +1,4 @@
-"""Pictures that are sorted into a folder for each class: they are listed in a table, which all programs read."""
+"""Write a label table for pictures that are sorted into a folder for each class."""
 
 import csv
 import io
@@ -10,28 +10,29 @@ from polyclinic.common.system.files import find_existing_output_faults, write_at
 from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.images.reading import PICTURE_SUFFIXES
 
-IMAGE_COLUMN, CLASS_COLUMN = "image", "class"
-FEWEST_CLASSES = 2
+IMAGE_COLUMN = "image"
+CLASS_COLUMN = "class"
+MIN_CLASSES = 2
 
 
 def list_class_folders(folder: Path) -> Mapping[str, list[Path]]:
-    """Return class -> the pictures of the folder of that name, relative to ``folder``.
+    """Return class -> paths of the pictures in the folder of this name and its subfolders, relative to ``folder``.
 
-    The result is empty unless two folders or more have pictures. Pictures in folders below count for the class.
+    The result is empty if fewer than two folders have pictures.
     """
     classes = dict[str, list[Path]]()
     try:
-        for below in sorted(path for path in folder.iterdir() if path.is_dir()):
-            pictures = _list_pictures(below)
+        for class_folder in sorted(path for path in folder.iterdir() if path.is_dir()):
+            pictures = _list_pictures(class_folder)
             if pictures:
-                classes[below.name] = [path.relative_to(folder) for path in pictures]
+                classes[class_folder.name] = [path.relative_to(folder) for path in pictures]
     except OSError:
         return {}
-    return classes if len(classes) >= FEWEST_CLASSES else {}
+    return classes if len(classes) >= MIN_CLASSES else {}
 
 
 def _list_pictures(folder: Path) -> list[Path]:
-    """Return the pictures of a folder and those below; a folder with the slices of one DICOM series is one of them."""
+    """Return the pictures in a folder and its subfolders; a folder with the slices of a DICOM series is one picture."""
     from polyclinic.data.images.dicom_series import is_series_folder  # takes a second
 
     paths = sorted(folder.rglob("*"))
@@ -41,7 +42,7 @@ def _list_pictures(folder: Path) -> list[Path]:
 
 
 def write_table_of_class_folders(folder: Path, table: Path) -> str:
-    """Write a table with the columns ``image`` and ``class`` for pictures in class folders; return a line about it.
+    """Write a table with the columns ``image`` and ``class`` for pictures in class folders; return a line for the user.
 
     Raises:
         BadInput: If the folder has no class folders, or the table exists.

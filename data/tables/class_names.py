@@ -1,6 +1,7 @@
 """Class names of public data sets, and checks of the class names in a configuration file.
 
-Public npz files hold no class names: here are those of MedMNIST 2D (Yang et al., 2023), MNIST and CIFAR-10.
+Public npz files do not contain class names. This module has the class names of MedMNIST 2D (Yang et al., 2023), MNIST
+and CIFAR-10.
 """
 
 import re
@@ -8,30 +9,30 @@ from collections.abc import Sequence
 
 from polyclinic.common.errors import Fault, quote_names, suggest_nearest_name
 
-NAME_CLASSES = (
+NAME_CLASSES_REMEDY = (
     "in Python dataset=pc.LabelledImages(dataset, class_names=NAMES), of parts "
     "dataset={part: pc.LabelledImages(data, class_names=NAMES) for part, data in parts.items()}"
 )
-"""How the classes of a data set get names, for a remedy."""
+"""Advice on how to name the classes of a data set, for error messages."""
 
 
 def find_unknown_class_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
-    """Return a fault for each name that is no class of the data.
+    """Return a fault for each name that is not a class of the data.
 
     Args:
         where: The configuration key of the list ``names``.
         class_names: The classes of the data.
     """
     faults = list[Fault]()
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if name not in class_names:
             problem = f'"{name}" is not a class of the data, whose classes are {quote_names(class_names)}.'
-            faults.append(Fault(f"{where}[{place}]", problem, suggest_nearest_name(name, class_names)))
+            faults.append(Fault(f"{where}[{index}]", problem, suggest_nearest_name(name, class_names)))
     return faults
 
 
 def find_numbered_class_faults(where: str, names: Sequence[str], class_names: Sequence[str]) -> list[Fault]:
-    """Return a fault if the data has numbers in place of class names, and none of ``names`` is one of them.
+    """Return a fault if the classes of the data have numbers as names, but no entry of ``names`` is such a number.
 
     Args:
         where: The configuration key of ``names``.
@@ -41,7 +42,9 @@ def find_numbered_class_faults(where: str, names: Sequence[str], class_names: Se
     if not is_numbered or not names or set(names) & set(class_names):
         return []
     problem = f'names {quote_names(names)}, and the classes of the data have numbers: "0" to "{len(class_names) - 1}".'
-    remedy = f"List numbers. Or name the classes in the order of their numbers: {NAME_CLASSES}; for an npz file by "
+    remedy = (
+        f"List numbers. Or name the classes in the order of their numbers: {NAME_CLASSES_REMEDY}; for an npz file by "
+    )
     remedy += "data.classes."
     return [Fault(where, problem, remedy)]
 
@@ -60,10 +63,10 @@ def _split_at_semicolons(text: str) -> tuple[str, ...]:
     return tuple(text.split("; "))
 
 
-_ORGANS = _split_at_semicolons(
+_ORGAN_CLASSES = _split_at_semicolons(
     "bladder; femur-left; femur-right; heart; kidney-left; kidney-right; liver; lung-left; lung-right; pancreas; spleen"
 )
-_CLASSES: dict[str, tuple[str, ...]] = {
+_CLASSES_OF_PUBLIC_FILES: dict[str, tuple[str, ...]] = {
     "pathmnist": _split_at_semicolons(
         "adipose; background; debris; lymphocytes; mucus; smooth muscle; normal colon mucosa; cancer-associated "
         "stroma; colorectal adenocarcinoma epithelium"
@@ -87,9 +90,9 @@ _CLASSES: dict[str, tuple[str, ...]] = {
         "collecting duct, connecting tubule; distal convoluted tubule; glomerular endothelial cells; interstitial "
         "endothelial cells; leukocytes; podocytes; proximal tubule segments; thick ascending limb"
     ),
-    "organamnist": _ORGANS,
-    "organcmnist": _ORGANS,
-    "organsmnist": _ORGANS,
+    "organamnist": _ORGAN_CLASSES,
+    "organcmnist": _ORGAN_CLASSES,
+    "organsmnist": _ORGAN_CLASSES,
     "mnist": tuple("0123456789"),
     "cifar10": _split_at_semicolons("airplane; automobile; bird; cat; deer; dog; frog; horse; ship; truck"),
 }
@@ -100,7 +103,7 @@ def get_public_dataset_classes(stem: str) -> tuple[str, ...]:
 
     The result is empty for unknown files.
     """
-    return _CLASSES.get(re.sub(r"(_\d+|_jpeg)$", "", stem.lower()), ())
+    return _CLASSES_OF_PUBLIC_FILES.get(re.sub(r"(_\d+|_jpeg)$", "", stem.lower()), ())
 
 
 NIH_CLASSES = _split_at_semicolons(

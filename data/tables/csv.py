@@ -1,8 +1,8 @@
 """Read CSV tables into columns of normalised text; :mod:`polyclinic.data.tables.cells` interprets the cells.
 
-Tables from many programs are accepted: separated by commas, semicolons, tabs or bars; encoded as UTF-8, UTF-16 or
-Windows-1252 (single bytes that are no valid UTF-8); with quoted cells of several lines, or Excel's first line
-``sep=;``.
+Tables from many programs are accepted. Cells may be separated by commas, semicolons, tabs or bars. The encoding may be
+UTF-8, UTF-16 or Windows-1252 (for bytes that are not valid UTF-8). Cells in quotes may have several lines, and the
+first line may be Excel's ``sep=;``.
 """
 
 import codecs
@@ -35,36 +35,38 @@ from polyclinic.common.errors import (
 from polyclinic.common.system.files import find_missing_file_faults
 from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.base.decoded_size import (
-    LARGEST_MB,
+    DEFAULT_LARGEST_MB,
     compute_decoded_file_size_limit,
     make_oversized_file_message,
 )
 from polyclinic.data.base.names import is_blank_cell, normalize_name, normalize_names_in_text
-from polyclinic.data.base.splits import Names
+from polyclinic.data.base.splits import StringArray
 
-SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-_EXCELS_SEPARATOR = re.compile(r'"?sep=(.)"?[,;\t]*\r?\n?', re.IGNORECASE)
-_LONGEST_LINE = 1 << 20
+CSV_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+_EXCEL_SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[,;\t]*\r?\n?', re.IGNORECASE)
+_MAX_LINE_CHARACTERS = 1 << 20
 """Maximum number of characters in a line, and in a cell of several lines."""
-_BLOCK = 1 << 20
-"""Number of characters that are held as Python objects before they become columns."""
-_FEWEST_ROWS_BELOW_A_TITLE = 5
-"""Number of rows from which a first row with fewer cells may be a title."""
-_BYTES_PER_COLUMN, _BYTES_PER_CELL = 1024, 150
-"""Memory in bytes per column, and per distinct cell besides its characters."""
-_HEAD = 132
-"""Number of first bytes that identify a file that is no table."""
-_PIECE = 1 << 16
-"""Number of characters read at a time; the separator is guessed from the first ones."""
-_JSON = re.compile(r'\s*(?:\{\s*["}]|\[\s*[\[{])')
+_CHARACTERS_PER_BLOCK = 1 << 20
+"""Number of characters after which rows, which are Python objects, are converted to columns."""
+_MIN_ROWS_TO_DETECT_TITLE = 5
+"""A first row with fewer cells is only recognised as a title if the table has at least this many rows."""
+_BYTES_PER_COLUMN = 1024
+"""Estimated memory for a column."""
+_BYTES_PER_CELL = 150
+"""Estimated memory for a distinct cell, besides its characters."""
+_HEAD_BYTES = 132
+"""Number of bytes at the beginning of a file from which other file formats are recognised."""
+_CHARACTERS_PER_READ = 1 << 16
+"""Number of characters in each read; the separator is guessed from the first read."""
+_JSON_START = re.compile(r'\s*(?:\{\s*["}]|\[\s*[\[{])')
 _LINE_END = re.compile("\r\n|\r|\n")
-_FALLBACK = "windows-1252-where-not-utf-8"
+_DECODING_ERROR_HANDLER = "windows-1252-where-not-utf-8"
 _MAC_ROMAN_LETTERS = re.compile("[a-z][ŠŒŽŸ]|[A-Za-z]Ÿ[a-z]|[a-z]§")
-"""Letters that stand like this nowhere in Windows-1252, and are ä, å, é, ü and ß of old Macs."""
+"""Sequences that do not occur in Windows-1252 text; they are ä, å, é, ü and ß in the encoding of old Macs."""
 
 
 def _decode_as_windows_1252(error: UnicodeError) -> tuple[str, int]:
-    """Decode bytes that are no valid UTF-8 as Windows-1252; raise the error if that fails too."""
+    """Decode bytes that are not valid UTF-8 as Windows-1252; raise the given error if that fails too."""
     assert isinstance(error, UnicodeDecodeError)
     data, start, end = error.object, error.start, error.end
     try:
@@ -77,9 +79,9 @@ def _decode_as_windows_1252(error: UnicodeError) -> tuple[str, int]:
     return text, end
 
 
-codecs.register_error(_FALLBACK, _decode_as_windows_1252)
-# The limit of the csv module, 131,072 letters, belongs to the process. A report in a cell may be longer.
-csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_LINE))
+codecs.register_error(_DECODING_ERROR_HANDLER, _decode_as_windows_1252)
+# The csv module limits a cell to 131,072 letters, for the whole process. A report in a cell may be longer.
+csv.field_size_limit(max(csv.field_size_limit(), _MAX_LINE_CHARACTERS))
 
 
 @dataclass(frozen=True)
@@ -96,12 +98,12 @@ class CsvColumn:
     places: NDArray[np.int32]
     lines: NDArray[np.int32]
 
-    def expand_to_row_cells(self) -> Names:
+    def expand_to_row_cells(self) -> StringArray:
         """Return an array ``(rows,)`` with the cell of each row."""
         return np.array(self.cells, dtype=np.str_)[self.places]
 
     def count_rows_per_cell(self) -> NDArray[np.intp]:
-        """Return how many rows have each distinct cell."""
+        """Return the number of rows with each distinct cell, in the order of ``cells``."""
         return np.bincount(self.places, minlength=len(self.cells))
 
     def find_blank_rows(self) -> NDArray[np.bool_]:
@@ -109,11 +111,11 @@ class CsvColumn:
         return np.array([is_blank_cell(cell) for cell in self.cells], dtype=np.bool_)[self.places]
 
     def find_lines_of_cells(self, places: Collection[int]) -> NDArray[np.int32]:
-        """Return the line numbers of all rows whose cell is one of the distinct cells with the indices ``places``."""
+        """Return the line numbers of all rows whose cell has one of the indices ``places`` in ``cells``."""
         return self.lines[np.isin(self.places, list(places))]
 
     def describe_cell_lines(self, places: Sequence[int], limit: int = 5) -> str:
-        """List up to ``limit`` distinct cells and their lines, for an error message: ``"yes" in line 7 (3 lines)``.
+        """Return a text with up to ``limit`` distinct cells and their lines, such as ``"yes" in line 7 (3 lines)``.
 
         Args:
             places: Indices of the cells in ``cells``.
@@ -121,11 +123,10 @@ class CsvColumn:
         return self.describe_cell_part_lines({self.cells[place]: (place,) for place in places}, limit)
 
     def describe_cell_part_lines(self, parts: Mapping[str, Collection[int]], limit: int = 5) -> str:
-        """List up to ``limit`` parts of cells, each with the first of its lines, for an error message.
+        """Return a text with up to ``limit`` parts of cells, each with its first line, for an error message.
 
         Args:
-            parts: For each part of a cell, such as the name of a finding, the indices in ``cells`` of the cells that
-                contain it.
+            parts: Part of a cell, such as the name of a finding -> indices in ``cells`` of the cells that contain it.
         """
         texts = []
         for part, places in list(parts.items())[:limit]:
@@ -136,7 +137,7 @@ class CsvColumn:
         return ", ".join(texts) + (f" and {len(parts) - limit:,} more" if len(parts) > limit else "")
 
 
-class CsvTable(Mapping[str, Names]):
+class CsvTable(Mapping[str, StringArray]):
     """The columns of a table by name.
 
     Attributes:
@@ -145,9 +146,11 @@ class CsvTable(Mapping[str, Names]):
     """
 
     def __init__(self, columns: Mapping[str, CsvColumn], lines: NDArray[np.int32], unnamed: int = 0) -> None:
-        self._columns, self.lines, self.unnamed = columns, lines, unnamed
+        self._columns = columns
+        self.lines = lines
+        self.unnamed = unnamed
 
-    def __getitem__(self, name: str) -> Names:
+    def __getitem__(self, name: str) -> StringArray:
         return self.get_column(name).expand_to_row_cells()
 
     def __iter__(self) -> Iterator[str]:
@@ -163,7 +166,7 @@ class CsvTable(Mapping[str, Names]):
         """Return a column as its distinct cells; indexing the table instead gives the cell of each row.
 
         Args:
-            with_line_ends: True keeps line ends and tabs within a cell; else they become spaces.
+            with_line_ends: True keeps line ends and tabs within a cell; False converts them to spaces.
         """
         column = self._columns[name]
         if with_line_ends or not any("\n" in cell or "\t" in cell for cell in column.cells):
@@ -173,48 +176,52 @@ class CsvTable(Mapping[str, Names]):
         return CsvColumn(list(flat), np.array(places, dtype=np.int32)[column.places], column.lines)
 
     def select_rows(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> "CsvTable":
-        """Return the table with only these rows; distinct cells that no row has any more are dropped."""
-        lines, columns = self.lines[index], {}
+        """Return the table with only these rows; cells that are in no remaining row are dropped."""
+        lines = self.lines[index]
+        columns = {}
         for name, column in self._columns.items():
             distinct, places = np.unique(column.places[index], return_inverse=True)
-            cells = [column.cells[place] for place in distinct]
+            cells = [column.cells[cell_index] for cell_index in distinct]
             columns[name] = CsvColumn(cells, places.reshape(-1).astype(np.int32), lines)
         return CsvTable(columns, lines, self.unnamed)
 
 
-_in_use = WeakValueDictionary[tuple[object, ...], CsvTable]()
-"""Tables in memory, by their files: ``flwr-sim init`` inspects a table and then checks it as a run does."""
+_open_tables = WeakValueDictionary[tuple[object, ...], CsvTable]()
+"""Identity of a file -> its table, while the table is in memory. ``flwr-sim init`` reads a table twice: to inspect it,
+and to check it as in a run."""
 
 
-def read_csv_table(path: Path, where: str, largest_mb: int = LARGEST_MB, *, has_headings: bool = True) -> CsvTable:
+def read_csv_table(
+    path: Path, where: str, largest_mb: int = DEFAULT_LARGEST_MB, *, has_headings: bool = True
+) -> CsvTable:
     """Read a ``.csv`` or ``.csv.gz`` table; empty lines are left out.
 
     A table that is still in memory is not read again, unless the file has changed.
 
     Args:
         where: The configuration key that names the table, for error messages.
-        largest_mb: MiB that the table may always take, see :mod:`polyclinic.data.base.decoded_size`.
-        has_headings: False for a table whose first line is a row: its columns are called column1, column2 and so on.
+        largest_mb: Size limit in MiB, which is higher for a large file (:mod:`polyclinic.data.base.decoded_size`).
+        has_headings: False for a table without headings; its columns are then named column1, column2 and so on.
 
     Raises:
-        BadInput: If the file is missing, empty, no text, too large, or has rows of different lengths.
+        BadInput: If the file is missing, empty, not text or too large, or has rows of different lengths.
     """
     raise_faults(find_missing_file_faults(where, path))
     try:
         with _open_csv_file(path) as content:
-            head = content.read(_HEAD).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
-        if _JSON.match(head):
+            head = content.read(_HEAD_BYTES).removeprefix(codecs.BOM_UTF8).decode(errors="replace")
+        if _JSON_START.match(head):
             remedy = "Write a table of it. Of annotations as COCO has them, with lines of Python: docs/recipes.md, "
             remedy += '"Annotations in COCO\'s JSON".'
             raise BadInput([Fault(where, f"{path.name} is JSON, and no table.", remedy)])
         try:
             file = path.stat()
             key = path.absolute(), file.st_size, file.st_mtime_ns, file.st_ctime_ns, largest_mb, has_headings
-            columns = _in_use.get(key)
+            columns = _open_tables.get(key)
             if columns is None:
                 limit = compute_decoded_file_size_limit(file.st_size, largest_mb)
                 columns = _read_table_in_blocks(path, where, limit, has_headings=has_headings)
-                _in_use[key] = columns
+                _open_tables[key] = columns
             return columns
         except UnicodeDecodeError:
             problem = _describe_non_text_file(path)
@@ -228,15 +235,15 @@ def read_csv_table(path: Path, where: str, largest_mb: int = LARGEST_MB, *, has_
 
 
 def read_first_rows(path: Path, count: int) -> list[list[str]]:
-    """Return the first rows of a table, the headings among them, with normalised cells and no blank rows.
+    """Return the first rows of a table, including the headings, with normalised cells; blank rows are left out.
 
-    The result is empty if the file cannot be read; :func:`read_csv_table` says why.
+    The result is empty if the file cannot be read; :func:`read_csv_table` then raises an error with the reason.
     """
     try:
         with _open_csv_file(path) as content, _open_as_text(content) as file:
-            text = file.read(_PIECE)
+            text = file.read(_CHARACTERS_PER_READ)
         head = io.StringIO(text, newline="").readlines()
-        mark = _EXCELS_SEPARATOR.fullmatch(head[0]) if head else None
+        mark = _EXCEL_SEPARATOR_LINE.fullmatch(head[0]) if head else None
         separator = mark[1] if mark else _guess_csv_delimiter(head)
         rows = csv.reader(head[1:] if mark else head, delimiter=separator, skipinitialspace=True)
         return [[normalize_name(cell) for cell in row] for row in islice(filter(any, rows), count)]
@@ -245,15 +252,15 @@ def read_first_rows(path: Path, count: int) -> list[list[str]]:
 
 
 def _open_as_text(content: IO[bytes]) -> io.TextIOWrapper:
-    """Return the text of a table that is open at its beginning, in its own encoding."""
+    """Return a text stream of a table that is open at its beginning; the encoding is detected."""
     is_utf_16 = content.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     content.seek(0)
-    form = ("utf-16", "strict") if is_utf_16 else ("utf-8-sig", _FALLBACK)
-    return io.TextIOWrapper(content, *form, newline="")
+    encoding, errors = ("utf-16", "strict") if is_utf_16 else ("utf-8-sig", _DECODING_ERROR_HANDLER)
+    return io.TextIOWrapper(content, encoding, errors, newline="")
 
 
 def is_utf_8_table(path: Path) -> bool:
-    """Return False if a table has bytes that are neither UTF-8 nor UTF-16, so that it is read as Windows-1252."""
+    """Return True if a table is UTF-8 or UTF-16; a table with other bytes is read as Windows-1252."""
     with _open_csv_file(path) as content:
         try:
             for number, line in enumerate(content):
@@ -270,25 +277,29 @@ def _open_csv_file(path: Path) -> IO[bytes]:
 
 
 class _SizeCountingLineReader:
-    """Iterates over the lines of a text file, reads it in pieces, and counts its characters.
+    """Iterates over the lines of a text file, which is read in pieces, and counts the characters.
+
+    Attributes:
+        letters: Number of characters that have been read.
 
     Raises:
-        csv.Error, UnicodeDecodeError: For a line that is too long, or contains a zero byte.
+        csv.Error, UnicodeDecodeError: If a line is too long, or contains a zero byte.
     """
 
     def __init__(self, text: IO[str]) -> None:
-        self.letters, self._text = 0, text
+        self.letters = 0
+        self._text = text
 
     def __iter__(self) -> Iterator[str]:
         rest = ""
-        while piece := self._text.read(_PIECE):
+        while piece := self._text.read(_CHARACTERS_PER_READ):
             self.letters += len(piece)
             if "\0" in piece:
                 raise UnicodeDecodeError("utf-8", b"\0", 0, 1, "no text has this byte")
             lines = io.StringIO(rest + piece, newline="").readlines()
-            rest = lines.pop()  # it may go on in the next piece
-            if len(rest) > _LONGEST_LINE:
-                raise csv.Error(f"a line has more than {_LONGEST_LINE:,} letters")
+            rest = lines.pop()  # this line may continue in the next piece
+            if len(rest) > _MAX_LINE_CHARACTERS:
+                raise csv.Error(f"a line has more than {_MAX_LINE_CHARACTERS:,} letters")
             yield from lines
         if rest:
             yield rest
@@ -304,49 +315,53 @@ def _read_table_in_blocks(path: Path, where: str, limit: int, *, has_headings: b
 
     with _open_csv_file(path) as content:
         lines = _SizeCountingLineReader(_open_as_text(content))
-        every, head, table, line = iter(lines), list[str](), None, 1
+        line_iterator = iter(lines)
+        head = list[str]()
+        table = None
+        line = 1
         try:
-            for text in every:
+            for text in line_iterator:
                 head.append(text)
-                if lines.letters > len(head[0]) + _PIECE:
+                if lines.letters > len(head[0]) + _CHARACTERS_PER_READ:
                     break
-            mark = _EXCELS_SEPARATOR.fullmatch(head[0]) if head else None
+            mark = _EXCEL_SEPARATOR_LINE.fullmatch(head[0]) if head else None
             separator = mark[1] if mark else _guess_csv_delimiter(head)
-            after = head[1:] if mark else head
-            rows = csv.reader(chain(after, every), delimiter=separator, skipinitialspace=True, strict=True)
+            first_lines = head[1:] if mark else head
+            rows = csv.reader(
+                chain(first_lines, line_iterator), delimiter=separator, skipinitialspace=True, strict=True
+            )
             header = next(filter(any, rows), None)
             if header is None:
                 raise BadInput([Fault(where, f"{path.name} is empty.", "Its first line names the columns.")])
-            line = rows.line_num + len(head) - len(after) + 1
-            raise_faults(_find_title_faults(after, separator, path.name, where) if has_headings else [])
+            line = rows.line_num + len(head) - len(first_lines) + 1
+            raise_faults(_find_title_faults(first_lines, separator, path.name, where) if has_headings else [])
             data: Iterable[list[str]] = rows
             if not has_headings:
                 line -= _count_lines_of_row(header)
                 data = chain([header], rows)
                 header = [f"column{number}" for number in range(1, len(header) + 1)]
-            table, next_block = _CsvTableBuilder(header, separator, line, check_memory_limit), 0
+            table = _CsvTableBuilder(header, separator, line, check_memory_limit)
+            next_block = 0
             for row in data:
                 table.rows.append(row)
                 if lines.letters > next_block:
                     check_memory_limit(lines.letters)
                     table.convert_rows_to_columns()
-                    next_block = lines.letters + _BLOCK
+                    next_block = lines.letters + _CHARACTERS_PER_BLOCK
             table.convert_rows_to_columns()
         except csv.Error as error:
             line = line if table is None else table.next_line_number
             problem = f"the row of {path.name} that begins in line {line} cannot be read: {error}."
             remedy = "A cell that begins with a quote ends with one, and quotes within it are written twice."
             if "field limit" in str(error):
-                remedy = (
-                    f"A cell may have {_LONGEST_LINE:,} letters. Remove the column of long texts. If no text is so "
-                )
-                remedy += "long, a quote is missing at the end of a cell."
+                remedy = f"A cell may have {_MAX_LINE_CHARACTERS:,} letters. Remove the column of long texts. "
+                remedy += "If no text is so long, a quote is missing at the end of a cell."
             raise BadInput([Fault(where, problem, remedy)]) from None
     return table.build_csv_table(path.name, where)
 
 
 def _count_lines_of_row(row: Sequence[str]) -> int:
-    """Return how many lines of the file a row takes."""
+    """Return the number of lines of the file that a row takes."""
     text = ",".join(row)  # the comma keeps \r and \n of two cells apart
     return 1 + (len(_LINE_END.findall(text)) if "\n" in text or "\r" in text else 0)
 
@@ -354,10 +369,11 @@ def _count_lines_of_row(row: Sequence[str]) -> int:
 def _guess_csv_delimiter(head: Sequence[str]) -> str:
     """Guess the separator of cells from the first lines of a table.
 
-    It is preferably one that gives all lines equally many cells; of several, the one with the most cells; else a comma.
+    A separator that gives all lines equally many cells is preferred; among several, the one with the most cells. If no
+    separator divides the first line, the result is a comma.
     """
     scores = {}
-    for separator in SEPARATORS:
+    for separator in CSV_SEPARATORS:
         try:
             widths = [len(row) for row in csv.reader(head, delimiter=separator, skipinitialspace=True) if any(row)]
         except csv.Error:
@@ -369,24 +385,25 @@ def _guess_csv_delimiter(head: Sequence[str]) -> str:
 
 
 def _find_title_faults(head: Sequence[str], separator: str, name: str, where: str) -> list[Fault]:
-    """Return a fault if the lines below the first one are equally wide, and the first one has fewer cells.
+    """Return a fault if the first line has fewer cells than the lines below it, which all have equally many cells.
 
     Args:
         head: The first lines of the table.
-        separator: The separator of cells, as it is guessed from all of these lines.
+        separator: The separator that was guessed from these lines.
         name: The file's name.
         where: The configuration key that names the table.
     """
-    for sign in (separator, *SEPARATORS):
+    for sign in (separator, *CSV_SEPARATORS):
         try:
             widths = [len(row) for row in csv.reader(head, delimiter=sign, skipinitialspace=True) if any(row)]
         except csv.Error:
             continue
         # The last row may be incomplete, because it continues after the first lines.
-        first, below = widths[0] if widths else 0, set(widths[1:-1])
+        first = widths[0] if widths else 0
+        below = set(widths[1:-1])
         if sign == separator and first > 1 and below <= {first}:
             return []
-        if len(widths) >= _FEWEST_ROWS_BELOW_A_TITLE and len(below) == 1 and first < max(below):
+        if len(widths) >= _MIN_ROWS_TO_DETECT_TITLE and len(below) == 1 and first < max(below):
             cells = format_count_with_noun(first, "cell")
             problem = f"the first line of {name} has {cells}, and the lines below it have {max(below)}."
             remedy = "If lines stand above the headings, delete them; else name each column in the first line."
@@ -397,32 +414,39 @@ def _find_title_faults(head: Sequence[str], separator: str, name: str, where: st
 class _DistinctCellIndex(dict[str, int]):
     """Maps each cell, as written in the file, to the index of its normalised text in ``distinct``.
 
-    Line ends and tabs between the names in a cell are kept, because they may separate findings.
+    Line ends and tabs between the names in a cell stay, because they may separate findings.
+
+    Attributes:
+        distinct: The distinct normalised cells.
+        longest: Length of the longest cell.
+        size: Estimated memory in bytes.
     """
 
     def __init__(self) -> None:
-        self.distinct, self.longest, self.size = list[str](), 1, _BYTES_PER_COLUMN
+        self.distinct = list[str]()
+        self.longest = 1
+        self.size = _BYTES_PER_COLUMN
 
     def __missing__(self, cell: str) -> int:
         name = normalize_names_in_text(cell) if "\n" in cell or "\r" in cell or "\t" in cell else normalize_name(cell)
         self.size += _BYTES_PER_CELL + len(cell)
         if name == cell:
-            place = len(self.distinct)
+            index = len(self.distinct)
             self.distinct.append(cell)
             self.longest = max(self.longest, len(cell))
         else:
-            place = self[name]
-        self[cell] = place
-        return place
+            index = self[name]
+        self[cell] = index
+        return index
 
 
 class _CsvTableBuilder:
     """Collects the rows of a table, and converts them to columns block by block.
 
     Attributes:
-        rows: Rows that are not yet converted.
-        count: Number of rows that are converted.
-        ragged: The number of rows whose length differs from the header's, and the line of the first one.
+        rows: Rows that are not converted yet.
+        count: Number of converted rows.
+        ragged: Number of rows with more or fewer cells than the header, and the line of the first such row.
     """
 
     def __init__(
@@ -430,15 +454,19 @@ class _CsvTableBuilder:
     ) -> None:
         check_memory_limit(_BYTES_PER_COLUMN * len(header))
         self.header = [normalize_name(name) for name in header]
-        self.rows, self.count, self.ragged = list[list[str]](), 0, (0, 0)
-        self._separator, self._line, self._check_memory_limit = separator, first_line, check_memory_limit
+        self.rows = list[list[str]]()
+        self.count = 0
+        self.ragged = (0, 0)
+        self._separator = separator
+        self._line = first_line
+        self._check_memory_limit = check_memory_limit
         self._cells = [_DistinctCellIndex() for _ in header]
         self._places: list[list[NDArray[np.int32]]] = [[] for _ in header]
         self._lines = list[NDArray[np.int32]]()
 
     @property
     def next_line_number(self) -> int:
-        """The line number at which the row after those in ``rows`` begins."""
+        """Line number at which the next row, after all rows in ``rows``, begins."""
         return self._line + sum(map(_count_lines_of_row, self.rows))
 
     def convert_rows_to_columns(self) -> None:
@@ -446,17 +474,18 @@ class _CsvTableBuilder:
 
         Raises:
             BadInput: If the columns exceed the memory limit.
-            csv.Error: If a stray pair of quotes encloses whole rows; ``next_line_number`` is then the line in which the
-                row with these quotes begins.
+            csv.Error: If a stray pair of quotes encloses whole rows; ``next_line_number`` is then the first line of the
+                row with these quotes.
         """
         rows, self.rows = self.rows, []
         counts = np.fromiter(map(_count_lines_of_row, rows), np.int32, len(rows))
         begins = self._line + np.cumsum(counts, dtype=np.int32) - counts
         self._line += int(counts.sum())
-        of_several_lines = np.flatnonzero(counts > 1).tolist()
-        suspicious = [
-            (int(begins[row]), held) for row in of_several_lines if (held := self._find_cells_inside_quotes(rows[row]))
-        ]
+        suspicious = list[tuple[int, list[tuple[int, str]]]]()
+        for row in np.flatnonzero(counts > 1).tolist():
+            inner_cells = self._find_cells_inside_quotes(rows[row])
+            if inner_cells:
+                suspicious.append((int(begins[row]), inner_cells))
         if not all(map(any, rows)):
             filled = [row for row, cells in enumerate(rows) if any(cells)]
             rows, begins = [rows[row] for row in filled], begins[filled]
@@ -470,10 +499,10 @@ class _CsvTableBuilder:
         for cells, places, column in zip(self._cells, self._places, zip(*rows, strict=True), strict=True):
             places.append(np.fromiter(map(cells.__getitem__, column), np.int32, len(rows)))
         self._check_memory_limit(sum(cells.size for cells in self._cells) + 4 * self.count * (len(self.header) + 1))
-        # As a NumPy array each cell takes as much as the longest one, four bytes per character.
+        # In a NumPy array, each cell takes as much memory as the longest cell, four bytes per character.
         self._check_memory_limit(4 * self.count * max(cells.longest for cells in self._cells))
-        for line, held in suspicious:
-            if any(cell and cell in self._cells[column] for column, cell in held):
+        for line, inner_cells in suspicious:
+            if any(cell and cell in self._cells[column] for column, cell in inner_cells):
                 self._line = line
                 raise csv.Error("a pair of quotes holds whole rows")
 
@@ -481,18 +510,18 @@ class _CsvTableBuilder:
         """Return the original cells of rows that stray quotes have joined into one cell of ``row``.
 
         If two cells begin with a quote and neither ends with one, a CSV reader joins all text between the quotes into
-        one cell of several lines. Split at separators, each line then gives a row as wide as the header. In rare cases
-        this is true of ordinary text too. The caller therefore checks if the original cells also occur in other rows.
+        one cell of several lines. Each line, split at separators, is then as wide as the header. In rare cases this is
+        also true of ordinary text. Therefore the caller checks if the original cells also occur in other rows.
 
         Returns:
-            Column index and text of each original cell, from the first joined cell of the row; empty if there is none.
+            Column index and text of each original cell, for the first joined cell of the row; empty if there is none.
         """
-        for place, cell in enumerate(row):
+        for column, cell in enumerate(row):
             first, *others = [text.split(self._separator) for text in _LINE_END.split(cell)]
-            widths = [place + len(first), *map(len, others)]
-            widths[-1] += len(row) - place - 1
+            widths = [column + len(first), *map(len, others)]
+            widths[-1] += len(row) - column - 1
             if others and set(widths) == {len(self.header)}:
-                return [*enumerate(first, place), *(pair for cells in others for pair in enumerate(cells))]
+                return [*enumerate(first, column), *(pair for cells in others for pair in enumerate(cells))]
         return []
 
     def build_csv_table(self, name: str, where: str) -> CsvTable:
@@ -503,7 +532,7 @@ class _CsvTableBuilder:
             where: The configuration key that names the table, for error messages.
 
         Raises:
-            BadInput: If a heading occurs twice, or there are no rows, or rows of other lengths than the header.
+            BadInput: If a heading occurs twice, if there are no rows, or if a row is longer or shorter than the header.
         """
         fault: Fault | None = None
         if repeated := sorted(column for column, count in Counter(self.header).items() if column and count > 1):
@@ -513,12 +542,14 @@ class _CsvTableBuilder:
             fault = Fault(where, f"{name} has no rows below its header.")
         elif self.ragged[0]:
             width = format_count_with_noun(len(self.header), "cell")
-            kind = SEPARATORS.get(self._separator, f'"{self._separator}"')
+            kind = CSV_SEPARATORS.get(self._separator, f'"{self._separator}"')
             problem = f"{format_count_with_noun(self.ragged[0], 'line')} of {name} without the header's {width}, line "
             problem += f"{self.ragged[1]} first; its cells are separated by {kind}."
             fault = Fault(where, problem, f"Quote cells that contain {kind}.")
         raise_faults([fault] if fault else [])
-        lines, columns, unnamed = np.concatenate(self._lines), {}, 0
+        lines = np.concatenate(self._lines)
+        columns = {}
+        unnamed = 0
         for heading, cells, places in zip(self.header, self._cells, self._places, strict=True):
             if heading:
                 columns[heading] = CsvColumn(cells.distinct, np.concatenate(places), lines)
@@ -535,14 +566,14 @@ class _CsvTableBuilder:
 
 
 def _describe_non_text_file(path: Path) -> str:
-    """Return an error message with the line of a file that is no text."""
+    """Return an error message for a file that is not text, with the number of the first invalid line."""
     with _open_csv_file(path) as content:
-        head = content.read(_HEAD)
+        head = content.read(_HEAD_BYTES)
         content.seek(0)
-        for number, line in enumerate(iter(lambda: content.readline(4 * _LONGEST_LINE), b""), start=1):
+        for number, line in enumerate(iter(lambda: content.readline(4 * _MAX_LINE_CHARACTERS), b""), start=1):
             try:
                 if b"\0" not in line:
-                    line.decode("utf-8", _FALLBACK)
+                    line.decode("utf-8", _DECODING_ERROR_HANDLER)
                     continue
             except UnicodeDecodeError:
                 pass
@@ -556,7 +587,7 @@ def find_missing_column_faults(table: str, columns: Iterable[str], required: Map
     Args:
         table: Name of the table, for the messages.
         columns: The columns of the table.
-        required: For each configuration key, the name of the column; None if the key is not set.
+        required: Configuration key -> name of the column; None if the key is not set.
     """
     names, faults = list(columns), list[Fault]()
     for where, column in required.items():

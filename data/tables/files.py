@@ -1,9 +1,9 @@
-"""Find the picture files that a table names, in folders that are listed only once.
+"""Find the picture files that a table names; each folder is listed only once.
 
-A file with exactly the given name is preferred. Else names are compared after normalising, then also ignoring case,
-then also ignoring the file's picture extension, which the table may leave out; a file is taken if it is the only one
-that matches. A folder that cannot be listed is reported as such, not as a missing file. Two files whose names are equal
-after normalising are reported too, because a table's cells are normalised and cannot say which is meant.
+A file with exactly the given name is preferred. Otherwise names are compared after normalisation, then also ignoring
+case, then also ignoring the extension of the file, which the table may leave out. The first comparison with exactly one
+matching file counts. A folder that cannot be listed is reported, and its files are not reported as missing. Two files
+whose names are equal after normalisation are reported, because the cells of a table are normalised.
 """
 
 import errno
@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import Fault
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.names import normalize_name
-from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
+from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNSUPPORTED_SUFFIXES
 
-_NO_SUCH_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
+_MISSING_FOLDER_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class LazyPicturePaths(Sequence[Path]):
 
 
 def describe_outside_pictures(files: LazyPicturePaths) -> str:
-    """Return a sentence on files that a table names outside of the image folder; empty if there are none.
+    """Return a sentence about files outside the image folder that a table names; empty if there are none.
 
-    A table that came from somebody else may lead to pictures that nobody meant to use, such as those of patients who
-    did not agree. Such names are not refused, because many tables have absolute paths. A link in the folder is not
-    looked at: it is the work of the disk's owner.
+    A table from another author may name pictures that must not be used, such as pictures of patients who did not agree.
+    Such names are not refused, because many tables have absolute paths. Links inside the folder are not reported,
+    because the owner of the disk has created them.
     """
     inside, outside = dict[str, bool](), list[str]()
     folder = os.path.realpath(files.folder)
@@ -86,12 +86,12 @@ class PictureFileFinder:
     """Finds files by the names in a table, and lists each folder only once.
 
     Attributes:
-        failures: Folders that cannot be listed, with the reason.
-        ambiguous: Paths of files that one name in the table could mean, because :func:`normalize_name` makes their
-            names equal; none of them is read.
+        failures: Folder that cannot be listed -> the reason.
+        ambiguous: Paths of files that are not used, because another file has the same name after
+            :func:`normalize_name`.
 
     Args:
-        takes_folders: A name may also be that of a folder, with the slices of a volume, if there is no such file.
+        takes_folders: If no file has a name, find a folder with this name, which holds the slices of a volume.
     """
 
     def __init__(self, *, takes_folders: bool = False) -> None:
@@ -100,11 +100,11 @@ class PictureFileFinder:
         self._files, self._folders = dict[str, frozenset[str]](), dict[str, frozenset[str]]()
         self._alike: dict[tuple[str, Callable[[str], str]], dict[str, str | None]] = {}
         self._real = dict[tuple[str, str], str]()
-        self._below: dict[Path, list[tuple[str, str]]] = {}  # of a folder, all files at any depth
-        self._equal: dict[str, dict[str, set[str]]] = {}  # files of a folder by the normalised name that they share
+        self._recursive_lists: dict[Path, list[tuple[str, str]]] = {}  # folder -> all its files at any depth
+        self._equal: dict[str, dict[str, set[str]]] = {}  # folder -> normalised name -> files that share it
 
     def find_folder_ignoring_spelling(self, base: Path, name: str) -> Path:
-        """Return the path of the folder with this name, as spelled on the disk; the unchanged path if there is none."""
+        """Return the path of the folder with this name, as spelled on the disk; ``base / name`` if there is none."""
         return Path(self._resolve_folder_spelling(str(base), name))
 
     def find_files_in_order(self, folder: str, names: Iterable[str]) -> list[str | None]:
@@ -116,25 +116,25 @@ class PictureFileFinder:
             start = parent + slash
             on_disk.append(name if last in listed.get(start, ()) else self.find_file(folder, name))
             if start not in listed:
-                place = os.path.join(folder, parent or slash) if slash else folder
-                listed[start] = self._files.get(place, frozenset())
+                path = os.path.join(folder, parent or slash) if slash else folder
+                listed[start] = self._files.get(path, frozenset())
         return on_disk
 
     def find_file(self, folder: str, name: str) -> str | None:
         """Return the path of a file relative to ``folder``, as spelled on the disk; None if it does not exist."""
         name = name.rstrip("/") if self.takes_folders else name
         parent, slash, last = name.rpartition("/")
-        place = self._resolve_folder_spelling(folder, parent or slash) if slash else folder
-        file = self._find_folder_entry(place, last, folders=False)
+        path = self._resolve_folder_spelling(folder, parent or slash) if slash else folder
+        file = self._find_folder_entry(path, last, folders=False)
         if file is None and self.takes_folders and last:
-            file = self._find_folder_entry(place, last, folders=True)
+            file = self._find_folder_entry(path, last, folders=True)
         if file is None:  # a table written on Windows
             return self.find_file(folder, name.replace("\\", "/")) if "\\" in name else None
-        if place == folder:
+        if path == folder:
             return file
-        if file == last and place == os.path.join(folder, parent or slash):
+        if file == last and path == os.path.join(folder, parent or slash):
             return name
-        return os.path.join(os.path.relpath(place, folder), file)
+        return os.path.join(os.path.relpath(path, folder), file)
 
     def _resolve_folder_spelling(self, root: str, path: str) -> str:
         """Return the folder at ``path`` below ``root``, as spelled on the disk."""
@@ -184,7 +184,9 @@ class PictureFileFinder:
                     except OSError:  # circular link or no permission: reading the file reports the reason
                         files.append(entry.name)
         except (OSError, ValueError) as error:
-            is_refusal = isinstance(error, OSError) and (error.errno not in _NO_SUCH_FOLDER or os.path.islink(place))
+            is_refusal = isinstance(error, OSError) and (
+                error.errno not in _MISSING_FOLDER_ERRORS or os.path.islink(place)
+            )
             if is_refusal and os.path.dirname(place) not in self.failures:
                 reason = getattr(error, "strerror", None) or str(error)
                 self.failures[place] = "the link leads nowhere" if os.path.islink(place) else reason
@@ -199,17 +201,17 @@ class PictureFileFinder:
         self._folders[place] = frozenset(folders)
 
     def list_files_recursively(self, folder: Path) -> Sequence[tuple[str, str]]:
-        """Return all files below ``folder``: the relative path of the subfolder, and the file name.
+        """Return the relative path of the subfolder, and the name, of all files in a folder and its subfolders.
 
-        Links to folders are followed, each folder once.
+        Links to folders are followed; each folder is visited once.
         """
-        if folder in self._below:
-            return self._below[folder]
+        if folder in self._recursive_lists:
+            return self._recursive_lists[folder]
 
         def record_listing_failure(error: OSError) -> None:
             self.failures[str(error.filename)] = error.strerror or str(error)
 
-        files = self._below[folder] = []
+        files = self._recursive_lists[folder] = []
         visited = {os.path.realpath(folder)}
         for parent, folders, names in os.walk(folder, onerror=record_listing_failure, followlinks=True):
             below = os.path.relpath(parent, folder)
@@ -221,7 +223,7 @@ class PictureFileFinder:
         return files
 
     def find_unlistable_folder_faults(self, where: str = "data.images") -> list[Fault]:
-        """Return faults for folders that could not be listed, and for names in the table that could mean several files.
+        """Return faults for folders that could not be listed, and for files whose normalised names are equal.
 
         Args:
             where: The configuration key that the faults name.
@@ -243,14 +245,14 @@ class PictureFileFinder:
 
 
 def fold_name_case(name: str) -> str:
-    """Return a normalised name in lower case for comparison; unlike by ``str.casefold``, ß stays different from ss."""
+    """Return a normalised name in lower case for comparison; ß and ss stay different, unlike with ``str.casefold``."""
     return normalize_name(name).lower()
 
 
 def make_extensionless_name_key(name: str) -> str:
     """Return a comparison key: the normalised, lower-case file name without its picture extension.
 
-    A name without such an extension gets the key ``/``, which no file name has.
+    A name without a picture extension has the key ``/``, which is not equal to any file name.
     """
     stem = drop_picture_extension(folded := fold_name_case(name))
     return "/" if stem == folded else stem
@@ -258,13 +260,13 @@ def make_extensionless_name_key(name: str) -> str:
 
 def drop_picture_extension(name: str) -> str:
     """Return a file name without its picture extension, if it has one."""
-    lower, suffixes = name.lower(), PICTURE_SUFFIXES + UNREAD_SUFFIXES
+    lower, suffixes = name.lower(), PICTURE_SUFFIXES + UNSUPPORTED_SUFFIXES
     suffix = max((suffix for suffix in suffixes if lower.endswith(suffix)), key=len, default="")
     return name[: len(name) - len(suffix)]
 
 
 def describe_other_file_extensions(folder: str, names: Iterable[str], finder: PictureFileFinder) -> str:
-    """Return advice if missing files are there with another extension, ``a.jpg`` for ``a.jpeg``; else an empty text.
+    """Return advice if missing files exist with another extension, such as ``a.jpg`` for ``a.jpeg``; else empty.
 
     Args:
         names: Names of files that are missing in ``folder``.

@@ -1,6 +1,6 @@
-"""Label tables of picture files: for each image its file, labels, patient and part of the split.
+"""Label tables of picture files, with the file, labels, patient and part of the split of each image.
 
-The second half of this module reads a hospital's own table, whose columns the configuration file names.
+The second half of this module reads a hospital's table with the columns that the configuration file names.
 """
 
 import os
@@ -47,7 +47,7 @@ from polyclinic.data.base.names import (
 from polyclinic.data.base.shared_pictures import settle_shared_pictures
 from polyclinic.data.base.spec import FolderDatasetSpec, LabelColumnsSpec, PictureFolderSpec, PictureTableSpec
 from polyclinic.data.base.splits import (
-    Names,
+    StringArray,
     assign_images_to_parts,
     assign_patients_by_name,
     find_positive_images,
@@ -60,7 +60,7 @@ from polyclinic.data.base.splits import (
 from polyclinic.data.images.reading import DecodedImageFormat, refuse_too_many_skipped_images
 from polyclinic.data.images.store import DecodedImageStore, FileIdentity, decode_pictures
 from polyclinic.data.tables.cells import (
-    NAME_WORDS,
+    NAME_LABEL_WORDS_REMEDY,
     FindingColumnRules,
     LabelColumnRules,
     parse_finding_column,
@@ -97,10 +97,10 @@ class PictureReader(Protocol):
         """Return the bytes of an image file, or the path of a file on the disk."""
 
     def identify_image_content(self, file: Path) -> FileIdentity | None:
-        """Return an identity by which the content is recognised without reading it; None if it must be read."""
+        """Return an identity that differs if the content may have changed; None if the content must be read."""
 
     def find_reading_faults(self) -> list[Fault]:
-        """Return, after reading, the faults because of which not all pictures were read; empty if all were."""
+        """Return, after reading, the faults that ended it before all pictures were read; empty if there are none."""
 
 
 class DiskPictureReader:
@@ -120,13 +120,15 @@ class DiskPictureReader:
 
 
 DISK_READER = DiskPictureReader()
-_MOST_OTHERS = 20
-_FEW_ROWS = 20
-"""Tables with at most so many rows may have one patient in most of them."""
-_LARGE_SHARE, _FAR_MORE = 0.2, 5
-"""A patient of more than this fraction of images, and of so many times the usual number, may be nobody."""
-_DUMMY_SHARE = 0.05
-"""A name such as 99 or 0000 is reported only for more than this fraction of images."""
+_MAX_NAMES_EXAMINED = 20
+_MAX_ROWS_OF_SMALL_TABLE = 20
+"""In a table with at most this many rows, a patient may have most of the images."""
+_MAX_PATIENT_SHARE = 0.2
+"""A patient with more than this fraction of all images may be a placeholder, if the next limit is exceeded too."""
+_MAX_MULTIPLE_OF_MEDIAN = 5
+"""A patient with at least this many times the median number of images may be a placeholder."""
+_MAX_DUMMY_SHARE = 0.05
+"""A name such as 99 or 0000 is reported only if it has more than this fraction of all images."""
 
 
 @dataclass(frozen=True)
@@ -139,22 +141,22 @@ class LabelTable:
         parts: ``(n,)`` "train", "validation" or "test".
         missing: Number of images left out because the file does not exist.
         repeated: Number of rows left out because they repeat an earlier row.
-        other_findings: Number of rows with each finding that is no class.
-        joined_patients: Number of patients' names that count as another, similar one.
+        other_findings: Finding that is not a class -> number of rows with it.
+        joined_patients: Number of patient names that were replaced by a similar name.
         reader: Reads the images.
-        attributes: Sex, age, year and device of each row; None if the settings name no column of them.
-        attribute_notes: Remarks for the user about cells of these columns that say nothing.
-        lines: int32 ``(n,)``, the line of the table in which each row begins; None if it is not known.
-        masks: The mask files of a table for segmentation, whose ``labels`` say until they are read where a class is
-            annotated (1) or not (NaN); None for a table of labels.
+        attributes: Sex, age, year and device of each row; None if the settings name no column for them.
+        attribute_notes: Notes for the user about cells of these columns that have no valid value.
+        lines: int32 ``(n,)``, the line of the table in which each row begins; None if unknown.
+        masks: The mask files of a table for segmentation; None for a table of labels. Until the masks are read,
+            ``labels`` are 1 where a class is annotated, and NaN where it is not.
     """
 
     files: LazyPicturePaths
     labels: NDArray[np.float32]
     class_names: tuple[str, ...]
-    patients: Names
-    sources: Names
-    parts: Names
+    patients: StringArray
+    sources: StringArray
+    parts: StringArray
     missing: int = 0
     repeated: int = 0
     other_findings: Mapping[str, int] = field(default_factory=dict)
@@ -183,7 +185,7 @@ class LabelTable:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks for the user about unusual contents of the table, such as many images of one patient."""
+        """Notes for the user about unusual contents of the table, such as many images of one patient."""
         notes = [self.other_findings_note] if self.other_findings else []
         notes += filter(None, [describe_outside_pictures(self.files), *self.attribute_notes])
         nameless = int(find_placeholder_patients(self.patients).sum())
@@ -203,28 +205,29 @@ class LabelTable:
 
     @property
     def patient_with_too_many_images(self) -> tuple[str, int] | None:
-        """The name of a patient who has far more images than others, and their number; None if there is none.
+        """A patient name with far more images than others, and the number of images; None if there is none.
 
-        The name may be a text by which a table says that the patient is unknown.
+        The name may be a placeholder for unknown patients.
         """
         counts = Counter(self.patients.tolist())
-        usual = float(np.median([*counts.values()])) if len(counts) > 1 else 0
-        for name, count in counts.most_common(_MOST_OTHERS):
-            is_large = 2 * count > max(len(self.patients), _FEW_ROWS) or (
-                count > max(len(self.patients) * _LARGE_SHARE, _FEW_ROWS / 2) and count >= _FAR_MORE * usual
+        median = float(np.median([*counts.values()])) if len(counts) > 1 else 0
+        for name, count in counts.most_common(_MAX_NAMES_EXAMINED):
+            is_large = 2 * count > max(len(self.patients), _MAX_ROWS_OF_SMALL_TABLE) or (
+                count > max(len(self.patients) * _MAX_PATIENT_SHARE, _MAX_ROWS_OF_SMALL_TABLE / 2)
+                and count >= _MAX_MULTIPLE_OF_MEDIAN * median
             )
-            # Patient 99 of a table of numbers may well be one, with some more images than others.
-            is_dummy = looks_like_dummy_patient(name) and count > len(self.patients) * _DUMMY_SHARE
-            if is_large or (is_dummy and count >= _FAR_MORE * max(usual, 1)):
+            # In a table with numbers as names, 99 may be a real patient with a few more images than others.
+            is_dummy = looks_like_dummy_patient(name) and count > len(self.patients) * _MAX_DUMMY_SHARE
+            if is_large or (is_dummy and count >= _MAX_MULTIPLE_OF_MEDIAN * max(median, 1)):
                 return name, count
         return None
 
     @property
     def other_findings_note(self) -> str:
-        """A sentence on the findings of the table that are no class."""
+        """A sentence about the findings in the table that are not classes."""
         others = sorted(self.other_findings.items(), key=lambda item: -item[1])
         texts = [f"{name} {count:,}" for name, count in others]
-        rows = list_first_and_count_rest(texts, _MOST_OTHERS)
+        rows = list_first_and_count_rest(texts, _MAX_NAMES_EXAMINED)
         return f"Other findings of the table count as no class, with the lines of each: {rows}."
 
     def select_rows(self, index: NDArray[np.intp]) -> "LabelTable":
@@ -243,9 +246,9 @@ class LabelTable:
 
 
 def split_label_table(table: LabelTable, seed: int) -> LabelTable:
-    """Split a paper's table 70/10/20 by patient as the paper does.
+    """Split a table 70/10/20 by patient, as in the surgical aggregation paper.
 
-    Rows with missing images take part, so that they do not change the split.
+    Rows with missing images are included, so that a missing image does not change the split.
     """
     split = split_patients(table.patients, find_positive_images(table.labels), seed)
     return replace(table, parts=assign_images_to_parts(table.patients, split))
@@ -274,16 +277,18 @@ def find_patient_overlap_faults(where: str, table: LabelTable) -> list[Fault]:
 def find_picture_files(
     files: LazyPicturePaths, spec: PictureFolderSpec
 ) -> tuple[LazyPicturePaths, NDArray[np.bool_], list[Fault]]:
-    """Find a table's image files on the disk, where names may be spelled slightly differently.
+    """Find the image files of a table on the disk, where names may be spelled slightly differently.
 
     Returns:
-        The files in the spelling on the disk; ``(n,)`` True for each that exists; and the faults: missing files if
-        ``spec.missing_files`` is "fault" or all are missing, and folders that cannot be listed.
+        The files in the spelling on the disk; a mask ``(n,)`` of the files that exist; the faults. Missing files are a
+        fault if ``spec.missing_files`` is "fault" or if all are missing; a folder that cannot be listed is a fault too.
     """
-    listings, folder = PictureFileFinder(takes_folders=not isinstance(spec.image_size, int)), str(files.folder)
+    listings = PictureFileFinder(takes_folders=not isinstance(spec.image_size, int))
+    folder = str(files.folder)
     names = listings.find_files_in_order(folder, files.names.tolist())
     is_present = np.array([name is not None for name in names], dtype=np.bool_)
-    absent, faults = np.flatnonzero(~is_present & (files.names != "")), listings.find_unlistable_folder_faults()
+    absent = np.flatnonzero(~is_present & (files.names != ""))
+    faults = listings.find_unlistable_folder_faults()
     if len(absent) and not faults and (spec.missing_files == "fault" or not is_present.any()):
         problem = f"{len(absent)} of {len(names)} images named in {spec.labels} are not in {spec.images}: "
         problem += f"{quote_names((files.names[row] for row in absent), 5)}."
@@ -291,7 +296,7 @@ def find_picture_files(
         if hint := describe_other_file_extensions(folder, (files.names[row] for row in absent), listings):
             remedy = f"{hint} {remedy}"
         faults.append(Fault("data.images", problem, remedy))
-    on_disk = [own if name is None else name for own, name in zip(files.names, names, strict=True)]
+    on_disk = [original if name is None else name for original, name in zip(files.names, names, strict=True)]
     return LazyPicturePaths.from_folder_and_names(files.folder, on_disk), is_present, faults
 
 
@@ -325,13 +330,16 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
     )
     raise_faults(table.reader.find_reading_faults())
     refuse_too_many_skipped_images("data.images", decoded.skipped, len(files), spec.skip_budget)
-    readable, masks, empty = table.select_rows(decoded.rows), None, ""
+    readable = table.select_rows(decoded.rows)
+    masks = None
+    empty_masks_note = ""
     if readable.masks is not None:
         masks, labels = read_table_masks(readable.masks, readable.files, form, store)
-        readable, empty = replace(readable, labels=labels), describe_empty_masks(labels)
+        readable = replace(readable, labels=labels)
+        empty_masks_note = describe_empty_masks(labels)
     groups = group_rows_with_equal_contents(enumerate(decoded.places.tolist()))
     copies = describe_contradicting_copies(groups, readable.files.names.tolist(), readable.labels, readable.patients)
-    unreadable = table.parts[np.setdiff1d(np.arange(len(files)), decoded.rows)]
+    parts_of_skipped = table.parts[np.setdiff1d(np.arange(len(files)), decoded.rows)]
     images = ImageSet(
         stored=decoded.stored,
         labels=readable.labels,
@@ -340,7 +348,7 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
         sources=readable.sources,
         missing=table.missing,
         places=decoded.places,
-        notes=tuple(filter(None, (*table.notes, copies, describe_blank_pictures(decoded.blank), empty))),
+        notes=tuple(filter(None, (*table.notes, copies, describe_blank_pictures(decoded.blank), empty_masks_note))),
         omissions=table.omissions,
         drops_color=decoded.drops_color,
         attributes=readable.attributes,
@@ -350,21 +358,24 @@ def decode_table_pictures(table: LabelTable, spec: PictureTableSpec, store: Deco
     parts, names = [], []
     for part in PARTS:
         names.append(readable.files.names[readable.parts == part].tolist())
-        skipped = tuple(skip for skip, of in zip(decoded.skipped, unreadable, strict=True) if of == part)
+        skipped = tuple(
+            image for image, its_part in zip(decoded.skipped, parts_of_skipped, strict=True) if its_part == part
+        )
         parts.append(replace(images.select_rows(np.flatnonzero(readable.parts == part)), skipped=skipped))
     return settle_shared_pictures("data.images", DatasetSplits(*parts), names, spec.duplicates, refuse=False)
 
 
 def read_table_and_find_folder(spec: PictureFolderSpec, base: Path) -> tuple[CsvTable, Path, list[Fault]]:
-    """Return the label table, the image folder, and the folder's faults, which the caller reports with its own.
+    """Read the label table and locate the image folder; return both, and the faults of the folder.
 
     Args:
         base: The folder to which paths in ``spec`` are relative.
 
     Raises:
-        BadInput: If the table cannot be read; faults of the folder are included.
+        BadInput: If the table cannot be read; the faults of the folder are included.
     """
-    listings, table = PictureFileFinder(), base / spec.labels
+    listings = PictureFileFinder()
+    table = base / spec.labels
     folder = listings.find_folder_ignoring_spelling(base, spec.images)
     faults = find_missing_folder_faults("data.images", folder)
     if not is_file(table) and (name := listings.find_file(str(base), spec.labels)) is not None:
@@ -375,11 +386,11 @@ def read_table_and_find_folder(spec: PictureFolderSpec, base: Path) -> tuple[Csv
         raise BadInput([*faults, *bad.faults]) from bad
 
 
-# ---------------------------------------------------------------------- a hospital's own table
+# ---------------------------------------------------------------------- a hospital's table
 
 
 def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
-    """Read and check a hospital's own table for a folder of images, without reading an image.
+    """Read and check a hospital's label table for a folder of images, without reading an image.
 
     Args:
         base: The folder to which paths in ``spec`` are relative.
@@ -392,7 +403,7 @@ def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
     raise_faults(faults + find_missing_column_faults(Path(spec.labels).name, columns, required))
     names = columns.get_column(spec.image_column)
     faults = find_blank_cell_faults(names, "data.image_column", "image")
-    files = LazyPicturePaths.from_folder_and_names(folder, [names.cells[place] for place in names.places])
+    files = LazyPicturePaths.from_folder_and_names(folder, [names.cells[index] for index in names.places])
     files, is_present, missing = find_picture_files(files, spec)
     cells = parse_table_cells(spec, columns, faults)
     masks: MaskFiles | None = None
@@ -434,7 +445,7 @@ def open_folder_label_table(spec: FolderDatasetSpec, base: Path) -> LabelTable:
 
 
 def find_files_by_line(spec: FolderDatasetSpec, base: Path) -> dict[int, Path]:
-    """Return line of a hospital's own table -> the picture file that it names, for the files that exist.
+    """Return line number of a hospital's table -> the picture file that the line names, for files that exist.
 
     Raises:
         BadInput: If the table or the folder cannot be read.
@@ -442,7 +453,7 @@ def find_files_by_line(spec: FolderDatasetSpec, base: Path) -> dict[int, Path]:
     columns, folder, faults = read_table_and_find_folder(spec, base)
     raise_faults(faults)
     names = columns.get_column(spec.image_column)
-    files = LazyPicturePaths.from_folder_and_names(folder, [names.cells[place] for place in names.places])
+    files = LazyPicturePaths.from_folder_and_names(folder, [names.cells[index] for index in names.places])
     files, is_present, _ = find_picture_files(files, spec)
     return {int(columns.lines[row]): files[row] for row in np.flatnonzero(is_present).tolist()}
 
@@ -450,9 +461,9 @@ def find_files_by_line(spec: FolderDatasetSpec, base: Path) -> dict[int, Path]:
 def _find_distinct_image_rows(
     table: LabelTable, lines: NDArray[np.int32], is_present: NDArray[np.bool_]
 ) -> tuple[NDArray[np.intp], list[Fault]]:
-    """Return the first row of each image, and a fault if a later row of the same image contradicts it.
+    """Return the first row of each image, and a fault if a later row contradicts the first row of the same image.
 
-    Two names of one file, such as a link, count as the same image.
+    Two names of the same file, such as a link, count as one image.
 
     Args:
         lines: ``(n,)``, the line of the file in which each row begins, for the message.
@@ -481,7 +492,7 @@ def _find_distinct_image_rows(
         columns = {"patient": table.patients, "source": table.sources, "part": table.parts}
         if table.masks is not None:
             columns["mask"] = table.masks.cells
-        differ += [name for name, of in columns.items() if of[row] != of[earlier]]
+        differ += [name for name, values in columns.items() if values[row] != values[earlier]]
         if "patient" in differ and not are_all_patients_known(table.patients[[row]]):
             differ.remove("patient")
         if differ:
@@ -503,9 +514,9 @@ ATTRIBUTE_KEYS = ("sex_column", "age_column", "date_column", "device_column")
 
 
 def list_configured_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
-    """Return the column names in the settings, by configuration key; None for keys that are not set."""
+    """Return configuration key -> name of a column; None for keys that are not set."""
     return {
-        **{f"data.label_columns[{place}]": name for place, name in enumerate(spec.label_columns)},
+        **{f"data.label_columns[{index}]": name for index, name in enumerate(spec.label_columns)},
         "data.finding_column": spec.finding_column,
         "data.patient_column": spec.patient_column,
         "data.source_column": spec.source_column,
@@ -515,17 +526,17 @@ def list_configured_columns(spec: LabelColumnsSpec) -> dict[str, str | None]:
 
 
 def find_blank_cell_faults(column: CsvColumn, key: str, what: str) -> list[Fault]:
-    """Return a fault for the rows in which a column that must name an image, a study or a patient names none.
+    """Return a fault if cells of a column, which must name an image, a study or a patient, are blank or placeholders.
 
     Args:
         key: The configuration key that names ``column``.
-        what: What the column names: "image", "study" or "patient".
+        what: Noun for the content of the column: "image", "study" or "patient".
     """
-    is_nothing = is_anonymous_patient if what == "patient" else is_missing_value
-    nothing = set(filter(is_nothing, set(column.cells)))
-    if not nothing:
+    is_placeholder = is_anonymous_patient if what == "patient" else is_missing_value
+    placeholders = set(filter(is_placeholder, set(column.cells)))
+    if not placeholders:
         return []
-    blank = [place for place, cell in enumerate(column.cells) if cell in nothing]
+    blank = [index for index, cell in enumerate(column.cells) if cell in placeholders]
     lines = column.find_lines_of_cells(blank)
     article = "an" if what == "image" else "a"
     remedy = "Fill them, or remove them."
@@ -540,34 +551,34 @@ def find_blank_cell_faults(column: CsvColumn, key: str, what: str) -> list[Fault
 
 @dataclass(frozen=True)
 class ParsedTableCells:
-    """The parsed cells of a hospital's own table, one entry per row.
+    """The parsed cells of a hospital's table, one entry per row.
 
     Attributes:
         labels: float32 ``(n, classes)``, NaN unknown.
-        other_findings: Number of rows with each finding that is no class.
+        other_findings: Finding that is not a class -> number of rows with it.
         patients: ``(n,)``; None if the table has no column of patients.
-        sources: ``(n,)``, empty texts if the table has no column of hospitals.
+        sources: ``(n,)``; empty texts if the table has no column of hospitals.
         parts: ``(n,)``; None if the table has no column of parts.
-        joined_patients: Number of patients' names that count as another, similar one.
-        attributes: Sex, age, year and device; None if the settings name no column of them.
-        attribute_notes: Remarks about cells of these columns that say nothing.
+        joined_patients: Number of patient names that were replaced by a similar name.
+        attributes: Sex, age, year and device; None if the settings name no column for them.
+        attribute_notes: Notes about cells of these columns that have no valid value.
     """
 
     labels: NDArray[np.float32]
     other_findings: Mapping[str, int]
-    patients: Names | None
-    sources: Names
-    parts: Names | None
+    patients: StringArray | None
+    sources: StringArray
+    parts: StringArray | None
     joined_patients: int = 0
     attributes: ImageAttributes | None = None
     attribute_notes: tuple[str, ...] = ()
 
 
 def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fault]) -> ParsedTableCells:
-    """Parse the cells of a hospital's own table.
+    """Parse the cells of a hospital's table.
 
     Args:
-        faults: List to which faults of cells are appended; the result has arbitrary values for such cells.
+        faults: List to which faults of cells are appended; the result has arbitrary values for invalid cells.
     """
     count = len(columns.lines)
     labels = np.full((count, len(spec.class_names_in_table)), np.nan, dtype=np.float32)
@@ -581,7 +592,7 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fa
                 blank=spec.blank,
                 where="data.label_columns",
                 words=spec.label_words,
-                remedy=NAME_WORDS,
+                remedy=NAME_LABEL_WORDS_REMEDY,
             )
             labels = parse_label_columns(columns, spec.label_columns, label_rules)
         else:
@@ -612,7 +623,8 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fa
         column = columns.get_column(spec.source_column)
         site_names = ["" if is_blank_cell(cell) else convert_hospital_to_site_name(cell) for cell in column.cells]
         sources = np.array(site_names, dtype=np.str_)[column.places]
-        similar, first = dict[str, str](), dict[str, str]()
+        similar = dict[str, str]()
+        first = dict[str, str]()
         for name, cell in zip(site_names, column.cells, strict=True):
             for key in (make_class_spelling_key(cell), f"site {name}") if name else ():
                 if (earliest := first.setdefault(key, cell)) != cell:
@@ -631,26 +643,28 @@ def parse_table_cells(spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fa
 
 
 def parse_attribute_cells(spec: LabelColumnsSpec, columns: CsvTable) -> tuple[ImageAttributes | None, tuple[str, ...]]:
-    """Parse the columns of sex, age, date and device; return them with remarks about cells that say nothing.
+    """Parse the columns of sex, age, date and device; return the attributes, and notes about invalid cells.
 
-    A cell that says nothing counts as not stated: nobody trains on these columns.
+    An invalid cell counts as not stated and is not a fault, because no method trains on these columns.
     """
     if not any(getattr(spec, key) for key in ATTRIBUTE_KEYS):
         return None, ()
-    attributes, notes, named = ImageAttributes.make_unstated(len(columns.lines)), list[str](), list[str]()
+    attributes = ImageAttributes.make_unstated(len(columns.lines))
+    notes = list[str]()
+    parsed_columns = list[str]()
     words = {word.casefold(): sex for word, sex in spec.sex_words.items()}
 
     def parse_column(key: str, parse: Callable[[str], Any], unstated: Any, remedy: str) -> Any:
         name = getattr(spec, key)
         column = columns.get_column(name)
         values = ["" if is_blank_cell(cell) else parse(cell) for cell in column.cells]
-        unread = [
-            place
-            for place, (value, cell) in enumerate(zip(values, column.cells, strict=True))
+        invalid = [
+            index
+            for index, (value, cell) in enumerate(zip(values, column.cells, strict=True))
             if value == unstated and not is_blank_cell(cell)
         ]
-        if unread:
-            notes.append(f"{key}: not stated counts for {column.describe_cell_lines(unread)}. {remedy}")
+        if invalid:
+            notes.append(f"{key}: not stated counts for {column.describe_cell_lines(invalid)}. {remedy}")
         return [unstated if value == "" else value for value in values], column.places
 
     if spec.sex_column:
@@ -661,60 +675,63 @@ def parse_attribute_cells(spec: LabelColumnsSpec, columns: CsvTable) -> tuple[Im
             'data.sex_words = {"WORD" = "female"} names one.',
         )
         attributes = replace(attributes, sex=np.array(sexes, np.str_)[places])
-        named.append("sex")
+        parsed_columns.append("sex")
     if spec.age_column:
         ages, places = parse_column("age_column", parse_age_cell, UNKNOWN_NUMBER, "It needs years, or a year of birth.")
         attributes = replace(attributes, age=np.array(ages, np.int16)[places])
-        named.append("age")
+        parsed_columns.append("age")
     if spec.date_column:
         years, places = parse_column(
             "date_column", parse_year_cell, UNKNOWN_NUMBER, "It needs a date with four digits."
         )
         attributes = replace(attributes, year=np.array(years, np.int16)[places])
-        named.append("year")
+        parsed_columns.append("year")
     if spec.device_column:
         devices, places = parse_column("device_column", str, "", "")
         attributes = replace(attributes, device=np.array(devices, np.str_)[places])
-        named.append("device")
-    return replace(attributes, columns=tuple(named)), tuple(notes)
+        parsed_columns.append("device")
+    return replace(attributes, columns=tuple(parsed_columns)), tuple(notes)
 
 
 def _merge_synonym_labels(
     labels: NDArray[np.float32], spec: LabelColumnsSpec, columns: CsvTable, faults: list[Fault]
 ) -> NDArray[np.float32]:
-    """Merge label columns that are synonyms of one class, and append a fault for rows in which they contradict."""
+    """Merge label columns that are synonyms of one class, and append a fault if they contradict each other in a row."""
     if not spec.synonyms:
         return labels
-    joined = np.empty((len(labels), len(spec.class_names)), dtype=np.float32)
-    for place, name in enumerate(spec.class_names):
-        own_names = [own for own in spec.class_names_in_table if spec.synonyms.get(own, own) == name]
-        of_class = labels[:, [spec.class_names_in_table.index(own) for own in own_names]]  # (n, own names)
-        joined[:, place] = np.fmax.reduce(of_class, axis=1)
-        differ = joined[:, place] != np.fmin.reduce(of_class, axis=1)
-        if spec.label_columns and (rows := np.flatnonzero(differ & ~np.isnan(joined[:, place]))).size:
+    merged = np.empty((len(labels), len(spec.class_names)), dtype=np.float32)
+    for index, name in enumerate(spec.class_names):
+        synonyms = [column for column in spec.class_names_in_table if spec.synonyms.get(column, column) == name]
+        synonym_labels = labels[:, [spec.class_names_in_table.index(column) for column in synonyms]]
+        merged[:, index] = np.fmax.reduce(synonym_labels, axis=1)
+        differ = merged[:, index] != np.fmin.reduce(synonym_labels, axis=1)
+        rows = np.flatnonzero(differ & ~np.isnan(merged[:, index]))
+        if spec.label_columns and rows.size:
             lines = f"{format_count_with_noun(len(rows), 'line')}, line {columns.lines[rows[0]]} first"
-            problem = f'{quote_names(own_names)} mean "{name}" and say different things in {lines}.'
+            problem = f'{quote_names(synonyms)} mean "{name}" and say different things in {lines}.'
             remedy = "Correct these lines; if they are two classes, rename a column."
             faults.append(Fault("data.synonyms", problem, remedy))
-    return joined
+    return merged
 
 
 def convert_hospital_to_site_name(name: str) -> str:
-    """Convert a hospital's name to a site name that is valid as a folder name; other signs become ``_``."""
+    """Convert a hospital's name to a site name that is a valid folder name; other characters become ``_``."""
     return re.sub(r"[^\w .()-]|^\W", "_", name)[:100]
 
 
 _SHORTENED_NUMBER = re.compile(r"\d[.,]\d+[Ee]\+?\d+|\d[Ee]\+\d+")
-_LONG_NUMBER, _CUT_NUMBER = re.compile(r"\d{16,}"), re.compile(r"\d{15}0+")
-"""Long numbers, of which spreadsheets keep 15 digits and write zeros for the others."""
+"""A long number that a spreadsheet has rewritten with an exponent, such as ``1.2E+15``."""
+_LONG_NUMBER_PATTERN = re.compile(r"\d{16,}")
+_CUT_NUMBER_PATTERN = re.compile(r"\d{15}0+")
+"""A long number of which a spreadsheet kept 15 digits, and replaced the others by zeros."""
 
 
 def join_similar_patients(
-    patients: Names, spec: LabelColumnsSpec, where: str, faults: list[Fault], column: CsvColumn | None = None
-) -> Names:
-    """Give similar patient names one name; append a fault for them if ``spec.similar_patients`` is "fault".
+    patients: StringArray, spec: LabelColumnsSpec, where: str, faults: list[Fault], column: CsvColumn | None = None
+) -> StringArray:
+    """Replace similar patient names by one name; append a fault for them if ``spec.similar_patients`` is "fault".
 
-    Numbers of patients that a spreadsheet has shortened, such as ``1.2E+15``, are a fault too.
+    Patient numbers that a spreadsheet has shortened, such as ``1.2E+15``, are a fault too.
 
     Args:
         patients: ``(n,)`` normalised names.
@@ -724,11 +741,12 @@ def join_similar_patients(
     """
     distinct, inverse = np.unique(patients, return_inverse=True)
     names = [str(name) for name in distinct] if column is None else list(column.cells)
-    shortened = [place for place, name in enumerate(names) if _SHORTENED_NUMBER.fullmatch(name)]
+    shortened = [index for index, name in enumerate(names) if _SHORTENED_NUMBER.fullmatch(name)]
     if column and not shortened:
-        cut, whole = ([i for i, name in enumerate(names) if of.fullmatch(name)] for of in (_CUT_NUMBER, _LONG_NUMBER))
+        cut = [index for index, name in enumerate(names) if _CUT_NUMBER_PATTERN.fullmatch(name)]
+        long = [index for index, name in enumerate(names) if _LONG_NUMBER_PATTERN.fullmatch(name)]
         counts = column.count_rows_per_cell()
-        shortened = cut if counts[cut].sum() > max(1, counts[whole].sum() / 3) else []
+        shortened = cut if counts[cut].sum() > max(1, counts[long].sum() / 3) else []
     if column and shortened:
         problem = f"a spreadsheet has shortened the number of a patient: {column.describe_cell_lines(shortened)}."
         faults.append(Fault(where, problem, "Export the table again with this column as text."))
@@ -739,13 +757,13 @@ def join_similar_patients(
         remedy = 'Write each patient in one way. Or set similar_patients = "join": each pair counts as one patient and '
         remedy += "stays on one side of the split, which is right for the split also if they are two."
         faults.append(Fault(where, problem, remedy, cause="patients"))
-    # The smallest name of each group, so that the order of rows does not matter.
-    joined = map_names_to_group_names(similar)
-    return np.array([joined.get(name, name) for name in distinct.tolist()], dtype=np.str_)[inverse.reshape(-1)]
+    # Use the alphabetically first name of each group, so that the order of rows does not matter.
+    group_names = map_names_to_group_names(similar)
+    return np.array([group_names.get(name, name) for name in distinct.tolist()], dtype=np.str_)[inverse.reshape(-1)]
 
 
 def _describe_name_pairs(similar: Mapping[str, str], column: CsvColumn | None = None) -> str:
-    """List the first pairs of similar names for an error message, with line numbers if ``column`` is given."""
+    """Return a text with the first pairs of similar names, with line numbers if ``column`` is given."""
 
     def describe_line_of_name(name: str) -> str:
         return "" if column is None else f" (line {column.find_lines_of_cells([column.cells.index(name)])[0]})"
@@ -760,7 +778,8 @@ def _describe_name_pairs(similar: Mapping[str, str], column: CsvColumn | None = 
 def assign_split_parts(table: LabelTable, spec: LabelColumnsSpec) -> LabelTable:
     """Split the table by patient into training, validation and test.
 
-    If a column gives the parts, they stay; only if it names no validation part, training patients are held out for it.
+    If a column of the table defines the parts, they stay. If this column has no validation part, training patients are
+    held out for validation.
     """
     patients = name_unknown_patients(table.patients, lambda: table.files.names.astype(np.str_))
     if spec.split_column is None:

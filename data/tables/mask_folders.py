@@ -1,9 +1,10 @@
-"""Images and masks in folders, which become a table: nnU-Net, the Medical Segmentation Decathlon, a folder a patient.
+"""Write a table of images and masks in folders, such as those of nnU-Net or the Medical Segmentation Decathlon.
 
-A file is a mask if its name, or that of a folder above it, has one of :data:`MASK_WORDS`. It belongs to the image whose
-path is the same once these words, and :data:`IMAGE_WORDS`, are taken away: ``labelsTr/liver_1.nii.gz`` to
-``imagesTr/liver_1_0000.nii.gz``, ``case_0/segmentation.nii.gz`` to ``case_0/imaging.nii.gz``. Several masks beside the
-only image of a folder are files of one class each, with the class in their names.
+A file is a mask if its name, or the name of a folder above it, contains one of :data:`MASK_WORDS`. It belongs to the
+image whose path is the same after these words and :data:`IMAGE_WORDS` are removed. For example,
+``labelsTr/liver_1.nii.gz`` belongs to ``imagesTr/liver_1_0000.nii.gz``, and ``case_0/segmentation.nii.gz`` to
+``case_0/imaging.nii.gz``. If a folder has one image and several masks, each mask is the file of one class, whose name
+is in the file name.
 """
 
 import csv
@@ -18,12 +19,15 @@ from pathlib import Path
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.system.files import find_existing_output_faults, write_atomically
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
-from polyclinic.data.base.vocabulary import PART_NAMES
-from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
+from polyclinic.data.base.vocabulary import PART_WORDS
+from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNSUPPORTED_SUFFIXES
 
-IMAGE_COLUMN, MASK_COLUMN, PATIENT_COLUMN, SPLIT_COLUMN = "image", "mask", "patient", "split"
-DESCRIPTION = "dataset.json"
-"""File of nnU-Net and the Medical Segmentation Decathlon that names the value of each class."""
+IMAGE_COLUMN = "image"
+MASK_COLUMN = "mask"
+PATIENT_COLUMN = "patient"
+SPLIT_COLUMN = "split"
+DESCRIPTION_FILE = "dataset.json"
+"""File with which nnU-Net and the Medical Segmentation Decathlon define the value of each class."""
 MASK_WORDS = frozenset(
     ("mask", "masks", "label", "labels", "seg", "segs", "segmentation", "segmentations", "annotation", "annotations")
 )
@@ -33,14 +37,14 @@ IMAGE_WORDS = frozenset(
 )
 IMAGE_WORDS |= {"picture", "pictures", "photo", "photos", "raw", "orig", "original", "originals"}
 _FILE_WORDS = ("file", "files", "path", "name", "filename", "nii", "png")
-_PARTS = {"tr": "train", "va": "val", "ts": "test", **PART_NAMES}
-"""Words for the parts of a data set in names of folders, in lower case."""
-_TOKENS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-"""Runs of letters or digits; ``labelsTr`` is two."""
-_CHANNEL = re.compile(r"\d{4}")
-_LISTED = 3
-Key = tuple[tuple[str, ...], ...]
-"""The tokens of each folder and of the name of a file, without the words for masks and images."""
+_PART_WORDS = {"tr": "train", "va": "val", "ts": "test", **PART_WORDS}
+"""Lower-case word in the name of a folder -> part of the data set."""
+_TOKEN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+"""A word or number in a path; ``labelsTr`` consists of two words."""
+_CHANNEL_NUMBER = re.compile(r"\d{4}")
+_MAX_LISTED = 3
+PathKey = tuple[tuple[str, ...], ...]
+"""The words and numbers of each folder and of the file name of a path, without the words for masks and images."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,11 @@ class MaskFolders:
     """The images of a folder with their masks.
 
     Attributes:
-        images: Image -> class, or an empty text for a label map -> its mask; all paths are relative to the folder.
-        patients: Image -> its patient; empty if the folders do not say it.
-        parts: Image -> ``train``, ``val`` or ``test``; empty if the folders do not say it of all.
-        values: Value in label maps -> the class that :data:`DESCRIPTION` names; empty without it.
+        images: Image -> class -> mask of the class; for a label map, the class is an empty text. All paths are relative
+            to the folder.
+        patients: Image -> its patient; empty if the folders do not name patients.
+        parts: Image -> ``train``, ``val`` or ``test``; empty if the folders do not give the part of every image.
+        values: Value in label maps -> class, from :data:`DESCRIPTION_FILE`; empty if there is no such file.
         unmasked: Images without a mask, which are left out.
     """
 
@@ -68,7 +73,7 @@ class MaskFolders:
         return (MASK_COLUMN,) if classes == [""] else tuple(classes)
 
     def write_table(self, table: Path) -> str:
-        """Write a line for each image; return a line about the table for the user.
+        """Write a table with a line for each image; return a message for the user.
 
         Raises:
             BadInput: If the table exists.
@@ -76,34 +81,36 @@ class MaskFolders:
         columns = self.mask_columns
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        more = [(PATIENT_COLUMN, self.patients), (SPLIT_COLUMN, self.parts)]
-        more = [(heading, cells) for heading, cells in more if cells]
-        writer.writerow((IMAGE_COLUMN, *columns, *(heading for heading, _ in more)))
+        other_columns = [(PATIENT_COLUMN, self.patients), (SPLIT_COLUMN, self.parts)]
+        other_columns = [(heading, cells) for heading, cells in other_columns if cells]
+        writer.writerow((IMAGE_COLUMN, *columns, *(heading for heading, _ in other_columns)))
         for image, masks in self.images.items():
-            cells = [masks.get("" if columns == (MASK_COLUMN,) else name, "") for name in columns]
-            writer.writerow((image, *cells, *(of_column[image] for _, of_column in more)))
+            mask_cells = [masks.get("" if columns == (MASK_COLUMN,) else name, "") for name in columns]
+            writer.writerow((image, *mask_cells, *(cells[image] for _, cells in other_columns)))
         content = text.getvalue().encode()
-        if not (table.is_file() and table.read_bytes() == content):  # of an earlier call, which asked a question
+        # An earlier call that ended with a question for the user may have written the same table.
+        if not (table.is_file() and table.read_bytes() == content):
             raise_faults(find_existing_output_faults(table))
             write_atomically(table, content)
         kinds = "a mask each" if columns == (MASK_COLUMN,) else f"masks of {list_first_and_count_rest(columns, 5)}"
         line = f"{table}: a table of {format_count_with_noun(len(self.images), 'image')} with {kinds}."
         if self.unmasked:
             without = format_count_with_noun(len(self.unmasked), "image without a mask is", "images without a mask are")
-            line += f" {without} left out: {list_first_and_count_rest(self.unmasked, _LISTED)}."
+            line += f" {without} left out: {list_first_and_count_rest(self.unmasked, _MAX_LISTED)}."
         return line
 
 
 def find_mask_folders(folder: Path) -> MaskFolders | None:
-    """Return the images of a folder with their masks; None if no file has the name of a mask, or none fits an image.
+    """Return the images of a folder with their masks; None if there are no masks, or no mask belongs to an image.
 
     Raises:
-        BadInput: If some masks belong to no image or to several, or the masks have no values of single classes.
+        BadInput: If a mask belongs to no image or to several, or :data:`DESCRIPTION_FILE` does not give each class one
+            value.
     """
     images, masks = _list_images_and_masks(folder)
     if not masks:
         return None
-    by_key = defaultdict[Key, list[str]](list)
+    by_key = defaultdict[PathKey, list[str]](list)
     for image in images:
         for key in {_make_key(image), _make_key(image, drop_channel=True)}:
             by_key[key].append(image)
@@ -119,7 +126,7 @@ def find_mask_folders(folder: Path) -> MaskFolders | None:
         else:
             open_masks.append(mask)
     lost = _match_by_folder(open_masks, images, matched)
-    matched = {image: of_image for image, of_image in matched.items() if of_image}
+    matched = {image: masks_of_image for image, masks_of_image in matched.items() if masks_of_image}
     if not matched and not several:
         return None
     raise_faults(_find_match_faults(folder, matched, lost, several))
@@ -128,7 +135,7 @@ def find_mask_folders(folder: Path) -> MaskFolders | None:
         images=masked_images,
         patients=_name_patients(masked_images),
         parts=_name_parts(masked_images),
-        values=read_described_values(folder / DESCRIPTION),
+        values=read_described_values(folder / DESCRIPTION_FILE),
         unmasked=[image for image in images if image not in masked_images],
     )
 
@@ -144,24 +151,24 @@ def _list_images_and_masks(folder: Path) -> tuple[list[str], list[str]]:
     images, masks, unread = list[str](), list[str](), list[str]()
     series = set[Path]()
     for path in sorted(folder.rglob("*")):
-        below = path.relative_to(folder)
-        if any(part.startswith(".") for part in below.parts):
+        relative = path.relative_to(folder)
+        if any(part.startswith(".") for part in relative.parts):
             continue
         if path.is_dir():
             if is_series_folder(path):
                 series.add(path)
-                images.append(below.as_posix())
+                images.append(relative.as_posix())
             continue
-        if path.parent in series or not path.name.lower().endswith(PICTURE_SUFFIXES + UNREAD_SUFFIXES):
+        if path.parent in series or not path.name.lower().endswith(PICTURE_SUFFIXES + UNSUPPORTED_SUFFIXES):
             continue
-        is_mask = any(token in MASK_WORDS for part in _split_into_tokens(below.as_posix()) for token in part)
-        if path.name.lower().endswith(UNREAD_SUFFIXES):
-            unread += [below.as_posix()] * is_mask
+        is_mask = any(token in MASK_WORDS for part in _split_into_tokens(relative.as_posix()) for token in part)
+        if path.name.lower().endswith(UNSUPPORTED_SUFFIXES):
+            unread += [relative.as_posix()] * is_mask
         else:
-            (masks if is_mask else images).append(below.as_posix())
+            (masks if is_mask else images).append(relative.as_posix())
     if unread:
         problem = f"{format_count_with_noun(len(unread), 'mask')} cannot be read: "
-        problem += f"{list_first_and_count_rest(unread, _LISTED)}."
+        problem += f"{list_first_and_count_rest(unread, _MAX_LISTED)}."
         raise BadInput([Fault(str(folder), problem, "Save masks of volumes as NIfTI, and those of pictures as PNG.")])
     return images, masks
 
@@ -174,35 +181,37 @@ def _drop_ending(path: str) -> str:
 
 
 def _split_into_tokens(path: str) -> list[list[str]]:
-    """Return the words and numbers of each folder and of the name of a path, in lower case, without its ending."""
-    return [[token.lower() for token in _TOKENS.findall(part)] for part in _drop_ending(path).split("/")]
+    """Return the words and numbers of each folder and of the file name of a path, in lower case, without extension."""
+    return [[token.lower() for token in _TOKEN.findall(part)] for part in _drop_ending(path).split("/")]
 
 
-def _make_key(path: str, *, drop_channel: bool = False) -> Key:
+def _make_key(path: str, *, drop_channel: bool = False) -> PathKey:
     """Return the key of a path.
 
     Args:
-        drop_channel: Leave out the number of four digits at the end of the name, by which nnU-Net counts channels.
+        drop_channel: Leave out a number of four digits at the end of the name, which is nnU-Net's channel number.
     """
     parts = _split_into_tokens(path)
-    if drop_channel and parts[-1] and _CHANNEL.fullmatch(parts[-1][-1]):
+    if drop_channel and parts[-1] and _CHANNEL_NUMBER.fullmatch(parts[-1][-1]):
         parts[-1] = parts[-1][:-1]
-    kept = (tuple(token for token in part if token not in MASK_WORDS | IMAGE_WORDS) for part in parts)
-    return tuple(part for part in kept if part)
+    remaining = (tuple(token for token in part if token not in MASK_WORDS | IMAGE_WORDS) for part in parts)
+    return tuple(part for part in remaining if part)
 
 
-def _make_folder_key(folder: Path) -> Key:
-    """Return the key of a folder, which is that of a file in it without the file's own part."""
+def _make_folder_key(folder: Path) -> PathKey:
+    """Return the key of a folder: the key of a file in it, without the part of the file name."""
     return _make_key(f"{folder.as_posix()}/x")[:-1]
 
 
 def _match_by_folder(masks: Sequence[str], images: Sequence[str], matched: dict[str, dict[str, str]]) -> dict[str, str]:
-    """Give each mask to the only image of its folder, or of the folder above, as the mask of the class in its name.
+    """Add each mask to ``matched`` as a class mask of the only image in its folder; its name is the name of the class.
+
+    Folders count as equal if they differ only in words for masks and images.
 
     Returns:
-        Mask -> why it belongs to no image.
+        Mask that belongs to no image -> the reason.
     """
-    by_folder = defaultdict[Key, list[str]](list)
+    by_folder = defaultdict[PathKey, list[str]](list)
     for image in images:
         by_folder[_make_folder_key(Path(image).parent)].append(image)
     lost = dict[str, str]()
@@ -219,7 +228,7 @@ def _match_by_folder(masks: Sequence[str], images: Sequence[str], matched: dict[
 
 
 def remove_mask_words(name: str) -> str:
-    """Return the words of a heading or file name that are no word for masks or files: ``kidney left``."""
+    """Return the words of a heading or file name without words for masks and files, such as ``kidney left``."""
     words = re.split(r"[^A-Za-z0-9]+", name)
     return " ".join(word for word in words if word and word.lower() not in (*MASK_WORDS, *_FILE_WORDS))
 
@@ -236,11 +245,11 @@ def _find_match_faults(
     if several:
         mask, images = next(iter(several.items()))
         problem = f"{format_count_with_noun(len(several), 'mask')} may belong to several images, such as "
-        problem += f'"{mask}" to {list_first_and_count_rest(images, _LISTED)}: a volume has one channel here.'
+        problem += f'"{mask}" to {list_first_and_count_rest(images, _MAX_LISTED)}: a volume has one channel here.'
         only = "Keep the images of one channel, such as those that end in _0000, in a folder of their own beside the "
         faults.append(Fault(str(folder), problem, f"{only}masks. {remedy}"))
     if lost:
-        listed = list_first_and_count_rest([f'"{mask}" ({why})' for mask, why in lost.items()], _LISTED)
+        listed = list_first_and_count_rest([f'"{mask}" ({why})' for mask, why in lost.items()], _MAX_LISTED)
         problem = f"{format_count_with_noun(len(lost), 'mask belongs', 'masks belong')} to no image: {listed}."
         faults.append(Fault(str(folder), problem, remedy))
     kinds = {"" in masks for masks in matched.values()}
@@ -251,7 +260,7 @@ def _find_match_faults(
 
 
 def _name_patients(images: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Return the patient of each image, if each lies in a folder of its own: that folder's name."""
+    """Return image -> name of its folder as the patient; empty if two images are in one folder."""
     folders = {image: _make_folder_key(Path(image).parent) for image in images}
     if len(set(folders.values())) < len(images) or () in folders.values():
         return {}
@@ -262,11 +271,11 @@ def _name_patients(images: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 
 
 def _name_parts(images: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Return the part of each image, if a folder above each names one, and training and test are among them."""
+    """Return image -> part that a folder above it names; empty if an image has none, or training or test is empty."""
     parts = dict[str, str]()
     for image in images:
         words = [word for part in _split_into_tokens(image)[:-1] for word in part]
-        named = [_PARTS[word] for word in words if word in _PARTS]
+        named = [_PART_WORDS[word] for word in words if word in _PART_WORDS]
         if len(set(named)) != 1:
             return {}
         parts[image] = named[0]
@@ -274,10 +283,10 @@ def _name_parts(images: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 
 
 def read_described_values(file: Path) -> dict[int, str]:
-    """Return value -> class of the labels in a ``dataset.json``; empty if there is no such file.
+    """Return value -> class from a file ``dataset.json``; empty if there is no such file.
 
     Raises:
-        BadInput: If the file is damaged, or a class has several values, as the regions of nnU-Net have.
+        BadInput: If the file is damaged, or a class has several values, like the regions of nnU-Net.
     """
     if not file.is_file():
         return {}
@@ -294,7 +303,7 @@ def read_described_values(file: Path) -> dict[int, str]:
         elif int(value):  # 0 is the background
             values[int(value)] = str(name)
     if regions:
-        problem = f"names labels that are no class with one value: {list_first_and_count_rest(regions, _LISTED)}."
+        problem = f"names labels that are no class with one value: {list_first_and_count_rest(regions, _MAX_LISTED)}."
         remedy = "Regions of several values and pixels to ignore are not read: save label maps with a value a class."
         raise BadInput([Fault(str(file), problem, remedy)])
     return values

@@ -1,4 +1,4 @@
-"""The mask files of a hospital's own table: a column with label maps, or a column for each class."""
+"""The mask files that a hospital's table names, in a column of label maps or in a column for each class."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from polyclinic.data.images.store import DecodedImageStore
 from polyclinic.data.tables.csv import CsvTable
 from polyclinic.data.tables.files import LazyPicturePaths, PictureFileFinder
 
-_NAMED = 5
+_MAX_LISTED = 5
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class MaskFiles:
 
     Attributes:
         folder: The folder to which the names are relative.
-        names: ``(n, 1)`` label maps, or ``(n, classes)`` files of one class; empty where a cell is blank, and a class
-            is not annotated.
+        names: File names of label maps, ``(n, 1)``, or of masks of one class, ``(n, classes)``; empty where a cell is
+            blank, which means that the class is not annotated.
         class_names: The classes.
-        values: The value of each class in a label map; empty for files of one class.
+        values: The value of each class in a label map; empty if each class has its own file.
         key: The configuration key of the files, for faults.
     """
 
@@ -50,13 +50,13 @@ class MaskFiles:
 
     @property
     def labels(self) -> NDArray[np.float32]:
-        """Labels ``(n, classes)`` before masks are read: NaN where a class is not annotated, else 1."""
-        shown = np.where(self.names == "", np.nan, 1.0).astype(np.float32)
-        return np.repeat(shown, len(self.class_names), axis=1) if self.values else shown
+        """Labels ``(n, classes)`` before masks are read: 1 where a class is annotated, NaN where it is not."""
+        labels = np.where(self.names == "", np.nan, 1.0).astype(np.float32)
+        return np.repeat(labels, len(self.class_names), axis=1) if self.values else labels
 
     @property
     def cells(self) -> NDArray[np.str_]:
-        """The files of each row in one text, ``(n,)``."""
+        """One text for each row with all its mask files, ``(n,)``, to compare rows."""
         return np.array(["\0".join(row) for row in self.names.tolist()], dtype=np.str_)
 
     def select_rows(self, index: NDArray[np.intp]) -> "MaskFiles":
@@ -76,28 +76,28 @@ def find_mask_files(spec: FolderDatasetSpec, columns: CsvTable, base: Path, imag
 
     Args:
         base: The folder to which paths in ``spec`` are relative.
-        images: The folder of the pictures, where masks are without ``data.masks``.
+        images: The folder of the pictures, which is also that of the masks if ``data.masks`` is not set.
 
     Raises:
-        BadInput: With a fault for each column whose files are not there.
+        BadInput: With a fault for each column with missing files.
     """
     finder = PictureFileFinder()
     folder = images if spec.masks is None else finder.find_folder_ignoring_spelling(base, spec.masks)
     column_by_key = list_mask_columns(spec)
     names = np.empty((len(columns.lines), len(column_by_key)), dtype=object)
     faults = list[Fault]()
-    for place, (key, column) in enumerate(column_by_key.items()):
+    for index, (key, column) in enumerate(column_by_key.items()):
         cells = columns.get_column(column).expand_to_row_cells().tolist()
         row_names = ["" if is_blank_cell(cell) else cell for cell in cells]
         files = finder.find_files_in_order(str(folder), [name for name in row_names if name])
         absent = [name for name, file in zip(filter(None, row_names), files, strict=True) if file is None]
         if absent:
             problem = f"{format_count_with_noun(len(absent), 'mask')} named in {spec.labels} not in {folder.name}: "
-            problem += f"{quote_names(absent, _NAMED)}."
+            problem += f"{quote_names(absent, _MAX_LISTED)}."
             remedy = "Add them. A blank cell says that nothing is annotated in the image."
             faults.append(Fault(key, problem, remedy))
         on_disk = iter(files)
-        names[:, place] = [name and (next(on_disk) or name) for name in row_names]
+        names[:, index] = [name and (next(on_disk) or name) for name in row_names]
     faults += finder.find_unlistable_folder_faults()
     if faults:
         raise BadInput(faults)
@@ -108,10 +108,12 @@ def find_mask_files(spec: FolderDatasetSpec, columns: CsvTable, base: Path, imag
 def read_table_masks(
     masks: MaskFiles, pictures: LazyPicturePaths, form: DecodedImageFormat, store: DecodedImageStore
 ) -> tuple[MaskSet, NDArray[np.float32]]:
-    """Read the masks of a table's pictures; return them with labels ``(n, classes)``: 1 where a class has a pixel.
+    """Read the masks of a table's pictures; return them with labels ``(n, classes)``.
+
+    A label is 1 if the class has a pixel, 0 if it has none, and NaN if it is not annotated.
 
     Raises:
-        BadInput: With all masks that cannot be used, and why.
+        BadInput: With the masks that cannot be used, and the reasons.
     """
     sources = list[MaskSource | None]()
     for row, cells in enumerate(masks.names.tolist()):
@@ -124,7 +126,7 @@ def read_table_masks(
     if read.reasons:
         listed = [f'"{pictures.names[row]}": {reason}' for row, reason in sorted(read.reasons.items())]
         problem = f"{format_count_with_noun(len(read.reasons), 'mask')} of {len(sources)} cannot be used: "
-        problem += f"{list_first_and_count_rest(listed, _NAMED)}."
+        problem += f"{list_first_and_count_rest(listed, _MAX_LISTED)}."
         remedy = "Repair them, or leave their cells blank: a class of a blank cell is not annotated."
         raise BadInput([Fault(masks.key, problem, remedy)])
     mask_set = MaskSet(read.stored, read.places, make_class_bits(masks.class_names))
@@ -134,13 +136,13 @@ def read_table_masks(
             "Save all masks with one palette, or without a palette: of a palette the indices count, not the colours."
         )
         raise BadInput([Fault(masks.key, unlike, remedy)])
-    if form.is_volume:  # of an image without a mask no distance is measured
+    if form.is_volume:  # the spacing of an image without a mask is not used: no distance is measured in it
         mask_set = replace(mask_set, spacing=np.where(np.isnan(read.spacings), 1.0, read.spacings))
     return mask_set, np.where(np.isnan(masks.labels), np.nan, shown).astype(np.float32)
 
 
 def _describe_grid(form: DecodedImageFormat, source: MaskSource) -> str:
-    """Return a text that names the grid of an image, on which its masks must lie."""
+    """Return a text that identifies the grid of an image; its masks must have the same grid."""
     grid = read_grid(source.picture, form)
     if isinstance(grid, PictureGrid):
         return repr((grid.height, grid.width, grid.aspect))
@@ -164,13 +166,13 @@ def _read_mask(masks: MaskFiles, form: DecodedImageFormat, source: MaskSource) -
 def _find_unlike_palettes(
     masks: MaskFiles, shown: NDArray[np.bool_], palettes: Sequence[Mapping[int, tuple[int, int, int]]]
 ) -> str:
-    """Return a sentence on two masks that show one value in two colours; empty if there are none.
+    """Return a sentence about two masks whose palettes give one value different colours; empty if there are none.
 
-    A program that makes a palette for each picture numbers the colours anew: then a number means one organ in one mask
-    and another in the next.
+    Some programs make a new palette for each picture. A value then means one organ in one mask, and another organ in
+    the next.
 
     Args:
-        shown: ``(n, classes)``, True where a mask has a pixel of a class.
+        shown: ``(n, classes)``, True if a mask has a pixel of a class.
     """
     first = dict[int, tuple[int, tuple[int, int, int]]]()
     for row, palette in enumerate(palettes):
@@ -179,16 +181,16 @@ def _find_unlike_palettes(
                 continue
             before, color = first.setdefault(value, (row, palette[value]))
             if color != palette[value]:
-                files = [f'"{masks.names[each, 0]}"' for each in (before, row)]
+                files = [f'"{masks.names[index, 0]}"' for index in (before, row)]
                 problem = f"{files[0]} shows {value} in the colour {color}, and {files[1]} in {palette[value]}"
                 return f"{problem}: one number may mean two classes."
     return ""
 
 
 def describe_empty_masks(labels: Sequence[Sequence[float]] | NDArray[np.float32]) -> str:
-    """Return a sentence that counts the images whose masks show no class; empty if there are none."""
-    known = np.asarray(labels)
-    empty = int(((known == 0).any(axis=1) & ~(known == 1).any(axis=1)).sum())
+    """Return a sentence with the number of images whose masks show no class; empty if there are none."""
+    matrix = np.asarray(labels)
+    empty = int(((matrix == 0).any(axis=1) & ~(matrix == 1).any(axis=1)).sum())
     if not empty:
         return ""
     images = format_count_with_noun(empty, "image has an empty mask", "images have empty masks")

@@ -1,7 +1,7 @@
 """Read the official label tables of NIH ChestX-ray14, CheXpert and MIMIC-CXR (CXR-LT labels).
 
-The split uses all rows of a table, including those whose image is missing. So a patient is in the same part at each
-site, even if sites hold different images of the data set.
+The split uses all rows of a table, including rows whose image is missing. Therefore a patient is in the same part at
+each site, even if the sites have different images of the data set.
 """
 
 from collections.abc import Collection
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults, suggest_nearest_name
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.spec import ChexpertDatasetSpec, MimicDatasetSpec, NihDatasetSpec, PictureFolderSpec
-from polyclinic.data.base.splits import Names, find_patient_name_faults
+from polyclinic.data.base.splits import StringArray, find_patient_name_faults
 from polyclinic.data.tables.cells import FindingColumnRules, LabelColumnRules, parse_finding_column, parse_label_columns
 from polyclinic.data.tables.class_names import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
 from polyclinic.data.tables.csv import CsvTable
@@ -28,7 +28,7 @@ from polyclinic.data.tables.labels import (
     split_label_table,
 )
 
-_NIH_OWN_NAME = {"Pleural Effusion": "Effusion", "Pleural Thickening": "Pleural_Thickening"}
+_NAME_IN_NIH_TABLE = {"Pleural Effusion": "Effusion", "Pleural Thickening": "Pleural_Thickening"}
 
 
 def open_nih_table(spec: NihDatasetSpec, base: Path) -> LabelTable:
@@ -42,7 +42,7 @@ def open_nih_table(spec: NihDatasetSpec, base: Path) -> LabelTable:
     """
     required = ("Image Index", "Finding Labels", "Patient ID", "View Position")
     columns, folder = _read_checked_columns(spec, base, required)
-    own_names = [_NIH_OWN_NAME.get(name, name) for name in NIH_CLASSES]
+    own_names = [_NAME_IN_NIH_TABLE.get(name, name) for name in NIH_CLASSES]
     names = columns["Image Index"]
     paths = _find_picture_paths(folder, frozenset(names.tolist()))
     labels, _ = parse_finding_column(
@@ -76,14 +76,18 @@ def open_nih_table(spec: NihDatasetSpec, base: Path) -> LabelTable:
 
 
 def _find_picture_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
-    """Search all subfolders for files with these names, and return their paths relative to ``folder``.
+    """Search all subfolders for files with these names, and return name -> path relative to ``folder``.
 
-    A folder that cannot be listed, and different files of one name, are refused.
+    Raises:
+        BadInput: If a folder cannot be listed, or two different files have the same name.
     """
-    listings, paths, repeated = PictureFileFinder(), dict[str, str](), list[str]()
-    for below, name in listings.list_files_recursively(folder):
+    listings = PictureFileFinder()
+    paths = dict[str, str]()
+    repeated = list[str]()
+    for subfolder, name in listings.list_files_recursively(folder):
         if name in names:
-            first = paths.setdefault(name, path := f"{below}/{name}")
+            path = f"{subfolder}/{name}"
+            first = paths.setdefault(name, path)
             if first != path and (folder / first).resolve() != (folder / path).resolve():
                 repeated.append(f'"{first}" and "{path}"')
     faults = listings.find_unlistable_folder_faults()
@@ -96,7 +100,7 @@ def _find_picture_paths(folder: Path, names: Collection[str]) -> dict[str, str]:
 
 
 def open_chexpert_table(spec: ChexpertDatasetSpec, base: Path) -> LabelTable:
-    """Read CheXpert's ``train.csv``: frontal images only, with the patient from each image's path.
+    """Read CheXpert's ``train.csv``: only frontal images; the patient is taken from the path of the image.
 
     Args:
         base: The folder to which paths in ``spec`` are relative.
@@ -110,9 +114,9 @@ def open_chexpert_table(spec: ChexpertDatasetSpec, base: Path) -> LabelTable:
     )
     paths = columns["Path"].tolist()
     # The folder of images is CheXpert-v1.0* itself, or its parent folder.
-    firsts = {path.partition("/")[0] for path in paths} - {""}
-    inside = {first for first in firsts if not (folder / first).is_dir()}
-    below = [path.partition("/")[2] if path.partition("/")[0] in inside else path for path in paths]
+    first_folders = {path.partition("/")[0] for path in paths} - {""}
+    missing_folders = {first for first in first_folders if not (folder / first).is_dir()}
+    relative = [path.partition("/")[2] if path.partition("/")[0] in missing_folders else path for path in paths]
     labels = parse_label_columns(columns, CHEXPERT_CLASSES, LabelColumnRules(spec.uncertain, spec.blank, "data.labels"))
     # The patient of .../patient00042/study1/view1_frontal.jpg is 42.
     patients = [next((part for part in path.split("/") if part.startswith("patient")), "") for path in paths]
@@ -121,7 +125,7 @@ def open_chexpert_table(spec: ChexpertDatasetSpec, base: Path) -> LabelTable:
         problem = f'{len(nameless)} paths have no part such as "patient00042": {quote_names(nameless, 5)}.'
         raise BadInput([Fault("data.labels", problem)])
     table = _make_unsplit_table(
-        files=LazyPicturePaths.from_folder_and_names(folder, below),
+        files=LazyPicturePaths.from_folder_and_names(folder, relative),
         labels=labels,
         class_names=CHEXPERT_CLASSES,
         patients=np.array([str(int(name[len("patient") :])) for name in patients]),
@@ -131,7 +135,7 @@ def open_chexpert_table(spec: ChexpertDatasetSpec, base: Path) -> LabelTable:
 
 
 def open_mimic_table(spec: MimicDatasetSpec, base: Path) -> LabelTable:
-    """Read a CXR-LT table: frontal images only, with paths from column ``fpath`` or in MIMIC-CXR-JPG's layout.
+    """Read a CXR-LT table: only frontal images; paths come from column ``fpath``, or have MIMIC-CXR-JPG's layout.
 
     Args:
         base: The folder to which paths in ``spec`` are relative.
@@ -168,7 +172,7 @@ def _read_checked_columns(spec: PictureFolderSpec, base: Path, required: tuple[s
         required: The columns that the table must have.
 
     Raises:
-        BadInput: With the faults of both.
+        BadInput: With the faults of the table and of the folder.
     """
     columns, folder, faults = read_table_and_find_folder(spec, base)
     table = Path(spec.labels).name
@@ -198,15 +202,22 @@ def _make_unsplit_table(
     files: LazyPicturePaths,
     labels: NDArray[np.float32],
     class_names: tuple[str, ...],
-    patients: Names,
+    patients: StringArray,
     lines: NDArray[np.int32],
 ) -> LabelTable:
-    """Create a table without centres, all in the test part until it is split.
+    """Create a table without centres, with all images in the test part until it is split.
 
     Raises:
         BadInput: If a patient's name is unusable, or two similar names may mean one patient.
     """
     count = len(files)
     raise_faults(find_patient_name_faults("data.labels", patients))
-    sources, parts = np.full(count, ""), np.full(count, "test")
-    return LabelTable(files, labels, class_names, patients, sources, parts, lines=lines)
+    return LabelTable(
+        files=files,
+        labels=labels,
+        class_names=class_names,
+        patients=patients,
+        sources=np.full(count, ""),
+        parts=np.full(count, "test"),
+        lines=lines,
+    )

@@ -1,8 +1,8 @@
-"""Find the pictures that a table names in a folder and in all folders below it.
+"""Find the pictures that a table names, in a folder and all its subfolders.
 
-Names that lead to files from the folder itself are taken as they are. If no name does, each is searched in all folders
-below: a name with a path, such as ``train/p1/001.png``, by the end of the file's path. A name that fits several files
-is ambiguous, because a table may name pictures, and their masks have the same names.
+If names are paths of files, relative to the folder, they are used directly. If no name is such a path, each is searched
+in all subfolders: a name with folders, such as ``train/p1/001.png``, must be the end of the file's path. A name that
+matches several files is ambiguous; for example, masks often have the same names as their pictures.
 """
 
 import os
@@ -19,20 +19,20 @@ from polyclinic.data.tables.files import (
     make_extensionless_name_key,
 )
 
-_FEW_NAMES = 200
-"""Number of names by which a column is recognised as one of pictures."""
+_MAX_NAMES_EXAMINED = 200
+"""Number of cells of a column that are searched, to decide if it names pictures."""
 
 
 @dataclass(frozen=True)
 class LocatedPictures:
-    """Where the pictures of a table are.
+    """The locations of the pictures that a table names.
 
     Attributes:
-        folder: The folder from which ``paths`` start.
-        paths: For each name, the path of its file from ``folder``; None if there is none, or there are several.
-        names_lead_there: True if the names themselves lead from ``folder`` to the files; False if pictures lie in
-            several folders, so that a table needs ``paths`` in place of its names.
-        ambiguous: Names that fit several files, with the paths of two of them.
+        folder: The folder to which ``paths`` are relative.
+        paths: For each name, the path of its file; None if there is no file, or several files match.
+        names_lead_there: True if the names in the table are paths of the files, relative to ``folder``. False if the
+            pictures are in several folders, so that the table must be rewritten with ``paths``.
+        ambiguous: Name that matches several files -> the paths of two of them.
     """
 
     folder: Path
@@ -42,7 +42,7 @@ class LocatedPictures:
 
 
 class PictureSearch:
-    """Searches pictures, and folders of pictures, by the names in a table, below one folder."""
+    """Searches pictures, and folders of pictures, by the names in a table, in a folder and all its subfolders."""
 
     def __init__(self, root: Path, finder: PictureFileFinder) -> None:
         self.root, self.finder = root, finder
@@ -52,25 +52,27 @@ class PictureSearch:
         self._folders: dict[str, list[str]] = {}
 
     def share_of_pictures(self, names: Sequence[str]) -> tuple[float, bool]:
-        """Return the fraction of the first names that are files, and whether they are whole names with their endings.
+        """Return the fraction of the first names that match files; and True if most of these have the file's extension.
 
         Args:
             names: Distinct cells of a column that are not blank.
         """
-        names = names[:_FEW_NAMES]
-        exact = near = 0
+        names = names[:_MAX_NAMES_EXAMINED]
+        with_extension = 0
+        matching = 0
         for name in names:
             last = split_path(name)[-1:] or [""]
-            exact += fold_name_case(last[0]) in self._index_files()
-            near += self._list_candidates(name) != []
-        return near / max(len(names), 1), 2 * exact > near
+            with_extension += fold_name_case(last[0]) in self._index_files()
+            matching += self._list_candidates(name) != []
+        return matching / max(len(names), 1), 2 * with_extension > matching
 
     def locate_pictures(self, names: Sequence[str]) -> LocatedPictures:
-        """Find the file of each name below the root, by the rules at the top of this module."""
+        """Find the file of each name in the root folder or its subfolders, by the rules in this module's docstring."""
         direct = self.finder.find_files_in_order(str(self.root), names)
         if any(path is not None for path in direct):
             return LocatedPictures(self.root, direct)
-        found, ambiguous = list[str | None](), dict[str, tuple[str, str]]()
+        paths = list[str | None]()
+        ambiguous = dict[str, tuple[str, str]]()
         starts = set[str]()
         by_name = dict[str, str | None]()
         for name in names:
@@ -81,30 +83,31 @@ class PictureSearch:
                 by_name[name] = path = candidates[0] if len(candidates) == 1 else None
                 if path is not None:
                     starts.add(self._remove_own_path(path, name))
-            found.append(by_name[name])
+            paths.append(by_name[name])
         if len(starts) == 1:
             folder = Path(starts.pop())
             return LocatedPictures(folder, self.finder.find_files_in_order(str(folder), names), True, ambiguous)
-        return LocatedPictures(self.root, found, False, ambiguous)
+        return LocatedPictures(self.root, paths, False, ambiguous)
 
     def list_pictures_of_folder(self, name: str) -> list[str]:
-        """Return the pictures in and below the folder that a table's cell names, as paths relative to the root.
+        """Return the pictures in the folder that a table cell names, and in its subfolders, relative to the root.
 
-        The result is empty if no folder fits, or several do. Files with another ending than a picture's are left out.
+        The result is empty if no folder matches, or several do. Files with an extension that is not of pictures are
+        left out.
         """
         self._index_files()
         parts = [fold_name_case(part) for part in split_path(name)]
-        places = self._folders.get(parts[-1], []) if parts else []
-        places = [place for place in places if self._ends_with(place, parts)]
-        if len(places) != 1:
+        folders = self._folders.get(parts[-1], []) if parts else []
+        folders = [folder for folder in folders if self._ends_with(folder, parts)]
+        if len(folders) != 1:
             return []
-        paths = [f"{below}/{file}" for below, file in self.finder.list_files_recursively(self.root / places[0])]
-        paths = [os.path.normpath(f"{places[0]}/{path}") for path in paths]
+        files = self.finder.list_files_recursively(self.root / folders[0])
+        paths = [os.path.normpath(f"{folders[0]}/{subfolder}/{file}") for subfolder, file in files]
         return sorted(path for path in paths if drop_picture_extension(path) != path or "." not in Path(path).name)
 
     def find_folder_of_other_endings(self, names: Sequence[str]) -> Path | None:
-        """Return the folder in which files have these names with other endings; None if there is none."""
-        stems = [drop_picture_extension(name) for name in names[:_FEW_NAMES]]
+        """Return the folder in which files have these names with other extensions; None if there is none."""
+        stems = [drop_picture_extension(name) for name in names[:_MAX_NAMES_EXAMINED]]
         located = self.locate_pictures(stems)
         return located.folder if any(located.paths) and located.names_lead_there else None
 
@@ -125,7 +128,7 @@ class PictureSearch:
         return self._files
 
     def _list_candidates(self, name: str) -> list[str]:
-        """Return the files that a name fits, as paths from the root, without links to one another."""
+        """Return the paths of the files that a name matches, relative to the root; links to a file are left out."""
         parts = [fold_name_case(part) for part in split_path(name)]
         if not parts:
             return []
@@ -137,16 +140,20 @@ class PictureSearch:
         return fitting
 
     def _ends_with(self, path: str, parts: Sequence[str]) -> bool:
-        """Return True if the folders of a path, with those above the root, end with those of a name."""
+        """Return True if the folders of ``path``, including the folders above the root, end with the folders of a name.
+
+        Args:
+            parts: The folders and the file name of the name, in lower case.
+        """
         folders = [fold_name_case(part) for part in (*self._start.parts, *path.split("/")[:-1])]
         return len(parts) == 1 or folders[-len(parts) + 1 :] == list(parts[:-1])
 
     def _remove_own_path(self, path: str, name: str) -> str:
-        """Return the folder from which a name leads to the file at ``path``."""
-        whole = (self._start / path).parts
-        return str(Path(*whole[: len(whole) - len(split_path(name))]))
+        """Return the folder that, followed by ``name``, gives the path of the file."""
+        parts = (self._start / path).parts
+        return str(Path(*parts[: len(parts) - len(split_path(name))]))
 
 
 def split_path(name: str) -> list[str]:
-    """Return the parts of a path in a table, which may come from Windows."""
+    """Split a path from a table, with slashes or backslashes, into its parts."""
     return [part for part in re.split(r"[/\\]+", name) if part not in ("", ".")]

@@ -1,4 +1,4 @@
-"""Exchange of the classes that each site labels: the strategy asks once, a site's ``ClientApp`` answers."""
+"""Query for the classes that each site labels: the strategy sends it once, and the site's ``ClientApp`` answers."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -13,18 +13,18 @@ from flwr.serverapp import Grid
 from polyclinic.common.wire.records import RollCallAnswer
 from polyclinic.strategies.local.site_method import SiteMethod
 
-QUERY = "labels"
-"""Name of the Flower query, and of the ``ConfigRecord`` in its answer."""
+LABELS_QUERY = "labels"
+"""Name of the Flower query, and of the ``ConfigRecord`` in the answer."""
 
 
 @dataclass(frozen=True)
 class SiteLabels:
-    """The classes that a site labels, and the number of its positive images per class.
+    """The classes that a site labels, and its number of positive images for each class.
 
     Attributes:
         classes: Names of the classes that the site labels.
-        positives: Number of training images that show each of these classes, in the same order; needed only by FedSLD.
-        images: Number of all training images; needed only by FedSLD.
+        positives: Number of training images that show each of ``classes``; only FedSLD needs it.
+        images: Number of all training images; only FedSLD needs it.
 
     Raises:
         ValueError: If ``classes`` is not an ordered list of different names, or a count is negative.
@@ -47,7 +47,7 @@ class SiteLabels:
 
 
 def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callable[[Context], SiteLabels]]:
-    """Register a function of a ``ClientApp`` that tells the coordinator which classes this site labels.
+    """Register a function that returns the classes that this site labels, in a ``ClientApp``.
 
     Use it as a decorator. The function receives Flower's ``Context`` and returns :class:`SiteLabels`::
 
@@ -57,11 +57,11 @@ def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callab
     """
 
     def decorate(function: Callable[[Context], SiteLabels]) -> Callable[[Context], SiteLabels]:
-        @app.query(QUERY)
+        @app.query(LABELS_QUERY)
         def answer_label_query(message: Message, context: Context) -> Message:
             site = function(context)
             fields = dict[str, Any](classes=[*site.classes], positives=[*site.positives], images=site.images)
-            return Message(RecordDict({QUERY: ConfigRecord(fields)}), reply_to=message)
+            return Message(RecordDict({LABELS_QUERY: ConfigRecord(fields)}), reply_to=message)
 
         return function
 
@@ -69,7 +69,7 @@ def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callab
 
 
 class UnknownLabels(ValueError):
-    """Raised if the coordinator did not get usable labels from some nodes, with nodes and reasons."""
+    """Raised if some nodes did not answer with valid classes; the message has the nodes and the reasons."""
 
 
 def format_node_as_site_name(node: int) -> str:
@@ -80,17 +80,17 @@ def format_node_as_site_name(node: int) -> str:
 def ask_sites_for_labels(
     grid: Grid, nodes: Iterable[int], timeout: float, classes: Sequence[str], method: SiteMethod
 ) -> tuple[dict[str, RollCallAnswer], str]:
-    """Ask nodes which of the model's classes they label; wait at most ``timeout`` seconds.
+    """Ask nodes which of the model's classes they label, and wait at most ``timeout`` seconds for the answers.
 
     Args:
         classes: Class names of the model's head rows.
         method: The site's half of the method, which declares if it needs image counts.
 
     Returns:
-        Site -> answer; and a text with a line for each node that does not answer, labels a class that is not in
-            ``classes``, or sends no image counts although the method needs them.
+        Site -> answer; and a text with a line for each node without a valid answer. An answer is invalid if it has a
+        class that is not in ``classes``, or no image counts although the method needs them.
     """
-    kind = f"{MessageType.QUERY}.{QUERY}"
+    kind = f"{MessageType.QUERY}.{LABELS_QUERY}"
     questions = [Message(RecordDict(), message_type=kind, dst_node_id=node) for node in sorted(nodes)]
     faults = dict.fromkeys(sorted(nodes), f"did not say which classes it labels: no reply within {timeout:g} s")
     answers = dict[str, RollCallAnswer]()
@@ -99,22 +99,25 @@ def ask_sites_for_labels(
         if reply.has_error():
             faults[node] = f"did not say which classes it labels: {shorten_error(reply.error.reason)}"
             continue
-        fields: dict[str, Any] = {"classes": (), **reply.content.config_records.get(QUERY, {})}
+        fields: dict[str, Any] = {"classes": (), **reply.content.config_records.get(LABELS_QUERY, {})}
         try:
             site = SiteLabels(**fields)
-            names, positives, images = tuple(site.classes), tuple(site.positives), site.images
-            negatives, name = tuple(images - count for count in positives), format_node_as_site_name(node)
+            names = tuple(site.classes)
+            positives = tuple(site.positives)
+            images = site.images
+            negatives = tuple(images - count for count in positives)
+            name = format_node_as_site_name(node)
             answer = RollCallAnswer("", name, names, names, images, 0, 0, "", "", positives, negatives)
         except (TypeError, ValueError) as error:
             faults[node] = f"sent labels that cannot be read: {error}"
             continue
-        counted = method.declared_payload.label_counts
+        needs_counts = method.declared_payload.label_counts
         if unknown := [label for label in names if label not in classes]:
             faults[node] = f"labels {unknown}; the model's rows are {list(classes)}"
-        elif counted and not positives:
+        elif needs_counts and not positives:
             faults[node] = "sent no counts: this strategy needs positives and images in its SiteLabels"
-        elif counted and method.task == "multi_class" and (shown := sum(positives)) > images:
-            faults[node] = f"counts {shown} positives in {images} images of classes that exclude one another"
+        elif needs_counts and method.task == "multi_class" and sum(positives) > images:
+            faults[node] = f"counts {sum(positives)} positives in {images} images of classes that exclude one another"
         else:
             answers[name] = answer
             del faults[node]
@@ -122,8 +125,8 @@ def ask_sites_for_labels(
 
 
 def shorten_error(reason: str | None) -> str:
-    """Shorten the reason of a Flower error to one line, because the reason may be Ray's whole traceback."""
-    if f"registered with name '{QUERY}'" in (reason := reason or ""):
+    """Shorten the reason of a Flower error to one line, because the reason may be a complete traceback of Ray."""
+    if f"registered with name '{LABELS_QUERY}'" in (reason := reason or ""):
         return "its ClientApp needs @polyclinic.flower.labels(app)"
     # The type of the exception, and its message in brackets.
     parts = re.fullmatch(r"<class '(?:\w+\.)*(.*?)'>:<'(.*)'>", reason, re.DOTALL)

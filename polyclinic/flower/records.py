@@ -1,4 +1,4 @@
-"""Read, check and average Flower's records: a model and its head, metrics, and a method's statistics."""
+"""Read, check and average Flower records: models and their heads, metrics, and statistics of a method."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def copy_head(arrays: ArrayRecord, head: str, classes: tuple[str, ...]) -> Head:
         classes: Names of the layer's rows.
 
     Raises:
-        ValueError: If the layer is missing, or its type or shape does not fit.
+        ValueError: If the layer is missing, or has a wrong type or shape.
     """
     if (key := f"{head}.weight") not in arrays:
         layers = sorted(name.removesuffix(".weight") for name in arrays if name.endswith(".weight"))
@@ -47,12 +47,12 @@ def copy_head(arrays: ArrayRecord, head: str, classes: tuple[str, ...]) -> Head:
 
 
 def get_reply_metrics(content: RecordDict) -> MetricRecord:
-    """Return the only MetricRecord of a reply, no matter which key it has."""
+    """Return the only MetricRecord of a reply; its key may be any."""
     return next(iter(content.metric_records.values()))
 
 
 def read_reply_weight(reply: Message, key: str) -> float:
-    """Return the weight of a reply in averages, a number above 0.
+    """Return the weight with which a reply counts in averages, a number above 0.
 
     Args:
         key: Name of the weight in the reply's metrics.
@@ -71,14 +71,15 @@ def read_reply_weight(reply: Message, key: str) -> float:
 
 
 def find_model_fault(model: ArrayRecord, sent: ArrayRecord) -> str:
-    """Return a fault of a trained model: other tensors or shapes than the sent model, or values not finite; else empty.
+    """Return an error message if a trained model does not match the model that was sent to the site; else empty.
 
-    Infinite entries are accepted where the sent model has them too, as in attention masks.
+    It must have the same tensors and shapes, and finite values. Infinite entries are accepted where the sent model has
+    them too, as in attention masks.
     """
-    if lacks := sorted(sent.keys() - model.keys()):
-        return f"its model lacks {', '.join(map(repr, lacks))}"
-    if more := sorted(model.keys() - sent.keys()):
-        return f"its model has, which was not sent, {', '.join(map(repr, more))}"
+    if missing := sorted(sent.keys() - model.keys()):
+        return f"its model lacks {', '.join(map(repr, missing))}"
+    if unexpected := sorted(model.keys() - sent.keys()):
+        return f"its model has, which was not sent, {', '.join(map(repr, unexpected))}"
     for name, array in model.items():
         values, expected = array.numpy(), sent[name].numpy()
         if values.shape != expected.shape:
@@ -92,10 +93,10 @@ def find_model_fault(model: ArrayRecord, sent: ArrayRecord) -> str:
 
 
 def average_models(contents: Sequence[RecordDict], key: str) -> ArrayRecord:
-    """Return the weighted mean of the models in replies, with the bits of Flower's ``FedAvg``.
+    """Return the weighted mean of the models in replies; it is bit for bit equal to that of Flower's ``FedAvg``.
 
     Args:
-        contents: The contents of the sites' replies, which have one model each, with the same tensors.
+        contents: The contents of the sites' replies, each with one model; all models have the same tensors.
         key: Name of the weight in a reply's metrics.
     """
     weights: list[Any] = [get_reply_metrics(content)[key] for content in contents]
@@ -113,22 +114,23 @@ def average_models(contents: Sequence[RecordDict], key: str) -> ArrayRecord:
 
 
 def restore_integer_entries(mean: ArrayRecord, models: Sequence[ArrayRecord]) -> ArrayRecord:
-    """Return the mean of models with every integer and bool entry restored that is equal in all these models.
+    """Return the mean of models, in which integer and bool entries that are equal in all models are not averaged.
 
-    Flower's weights sum to 1 only up to rounding, so an index of 3 may become 2.9999, which int64 truncates to 2. A
-    tensor that is equal in all models also keeps its type.
+    Flower's weights sum to 1 only up to rounding. So the mean of an index 3 may become 2.9999, which int64 truncates to
+    2. A tensor that is equal in all models also keeps its type.
     """
     restored = ArrayRecord(dict(mean))
     for name, array in mean.items():
         if not np.issubdtype(models[0][name].numpy().dtype, np.inexact):
             values = np.stack([model[name].numpy() for model in models])  # (sites, ...)
-            first, same = values[0, ...], (values == values[0]).all(axis=0)
-            restored[name] = Array(first if same.all() else np.where(same, first, array.numpy()))
+            first = values[0, ...]
+            is_equal = (values == values[0]).all(axis=0)
+            restored[name] = Array(first if is_equal.all() else np.where(is_equal, first, array.numpy()))
     return restored
 
 
 def average_common_metrics(mean: MetricMean, contents: list[RecordDict], key: str) -> MetricRecord:
-    """Average only the metrics that all sites sent; a list counts if it has the same length at all sites.
+    """Average only the metrics that all sites sent; lists must have the same length at all sites.
 
     Args:
         mean: Flower's function that averages metrics.
@@ -136,19 +138,22 @@ def average_common_metrics(mean: MetricMean, contents: list[RecordDict], key: st
         key: Name of the weight in a reply's metrics.
     """
     metrics = [get_reply_metrics(content) for content in contents]
-    forms = [{name: len(value) if isinstance(value, list) else -1 for name, value in each.items()} for each in metrics]
-    common = dict(set.intersection(*(set(form.items()) for form in forms)))
-    kept = [MetricRecord({name: record[name] for name in record if name in common}) for record in metrics]
-    return mean([RecordDict({"metrics": record}) for record in kept], key)
+    # Name of each metric, with the length of a list or -1 for a number.
+    lengths = [
+        {name: len(value) if isinstance(value, list) else -1 for name, value in record.items()} for record in metrics
+    ]
+    common = dict(set.intersection(*(set(record_lengths.items()) for record_lengths in lengths)))
+    selected = [MetricRecord({name: record[name] for name in record if name in common}) for record in metrics]
+    return mean([RecordDict({"metrics": record}) for record in selected], key)
 
 
 def mix_array_records(sites: ArrayRecord, server: ArrayRecord, alpha: float) -> ArrayRecord:
-    """Return ``alpha * sites + (1 - alpha) * server`` of two models; integers and infinities are those of ``sites``."""
+    """Return ``alpha * sites + (1 - alpha) * server``; integers and infinite entries are taken from ``sites``."""
     mixed = ArrayRecord(dict(sites))
     for key, array in sites.items():
         values = array.numpy()
         if np.issubdtype(values.dtype, np.floating):
-            with np.errstate(invalid="ignore"):  # 0 times an infinity, which both hold
+            with np.errstate(invalid="ignore"):  # 0 times infinity is NaN, and is replaced below
                 mean = mix_tensors(values, server[key].numpy(), alpha).astype(values.dtype)
             mixed[key] = Array(np.where(np.isinf(values), values, mean))
     return mixed
@@ -158,12 +163,12 @@ def mix_array_records(sites: ArrayRecord, server: ArrayRecord, alpha: float) -> 
 
 
 def pack_arrays(arrays: Arrays) -> ConfigRecord:
-    """Store arrays in a ConfigRecord, because Flower's mods and averages treat every ``ArrayRecord`` as a model."""
+    """Store arrays in a ConfigRecord, because Flower's mods and averages would treat an ``ArrayRecord`` as a model."""
     return ConfigRecord({"arrays": save({name: np.asarray(value, np.float32) for name, value in arrays.items()})})
 
 
 def unpack_arrays(record: ConfigRecord) -> dict[str, np.ndarray]:
-    """Read arrays that :func:`pack_arrays` stored; raise ``ValueError`` if the record holds none."""
+    """Read arrays that :func:`pack_arrays` stored; raise a ``ValueError`` if the record has none."""
     try:
         return load(record["arrays"])  # type: ignore[arg-type]
     except (SafetensorError, KeyError, TypeError) as error:

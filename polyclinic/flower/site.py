@@ -1,4 +1,4 @@
-"""The site's part of a strategy: the loss for the user's own training loop."""
+"""The site's part of a strategy: the loss for the user's training loop."""
 
 import contextlib
 import json
@@ -18,12 +18,19 @@ from polyclinic.strategies.local.training import MiniBatch
 from polyclinic.strategies.methods import fedmlp
 from polyclinic.strategies.registry import STRATEGIES
 
-CLASSES_KEY, ANNOTATED_KEY, TASK_KEY = "polyclinic-classes", "polyclinic-annotated", "polyclinic-task"
-METHOD, PARAMETERS = "polyclinic-method", "polyclinic-parameters"
-HEAD, START = "polyclinic-head", "polyclinic-start"
-"""Keys of the ``ConfigRecord`` that a strategy sends; the last marks a start, for tags of another one are not used."""
-STATISTICS, TAGS = "polyclinic-statistics", "polyclinic-fedmlp"
-"""Names of the records with a method's statistics, in messages and replies, and with tags, in a site's state."""
+# Keys of the ``ConfigRecord`` that a strategy sends to a site.
+CLASSES_KEY = "polyclinic-classes"
+ANNOTATED_KEY = "polyclinic-annotated"
+TASK_KEY = "polyclinic-task"
+METHOD_KEY = "polyclinic-method"
+PARAMETERS_KEY = "polyclinic-parameters"
+HEAD_KEY = "polyclinic-head"
+START_KEY = "polyclinic-start"
+"""Key of a random text that identifies a run of the strategy, so that FedMLP's tags of an earlier run are not used."""
+STATISTICS_RECORD = "polyclinic-statistics"
+"""Name of the record with a method's statistics, in messages and replies."""
+TAGS_RECORD = "polyclinic-fedmlp"
+"""Name of the record with FedMLP's tags, in the state of a site."""
 
 
 class Site:
@@ -37,7 +44,7 @@ class Site:
 
     Attributes:
         classes: Names of the head's rows, in order.
-        annotated: True for each of these classes that this site labels, bool ``(classes,)``.
+        annotated: bool ``(classes,)``, True for each class that this site labels.
         method: The site's half of the coordinator's method.
     """
 
@@ -48,9 +55,9 @@ class Site:
             raise ValueError("the message has no labels: a strategy of polyclinic.flower did not send it")
         self.classes: tuple[str, ...] = tuple(self._config[CLASSES_KEY])
         self.annotated = torch.tensor(self._config[ANNOTATED_KEY], dtype=torch.bool)
-        site_class = STRATEGIES[self._config[METHOD]].site_class
-        self.method = site_class(json.loads(self._config[PARAMETERS]), self._config[TASK_KEY])
-        self._statistics: Arrays = unpack_arrays(records[STATISTICS]) if STATISTICS in records else {}
+        site_class = STRATEGIES[self._config[METHOD_KEY]].site_class
+        self.method = site_class(json.loads(self._config[PARAMETERS_KEY]), self._config[TASK_KEY])
+        self._statistics: Arrays = unpack_arrays(records[STATISTICS_RECORD]) if STATISTICS_RECORD in records else {}
 
     def targets(self, targets: Tensor) -> Tensor:
         """Return a copy of the targets with NaN for every class that this site does not label.
@@ -70,18 +77,18 @@ class Site:
         return labelled
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of one batch by the coordinator's method, a scalar.
+        """Return the loss of one batch, as the coordinator's method defines it, a scalar.
 
-        The strategy decides if classes that this site does not label are ignored or count as negative.
+        The method decides if classes that this site does not label are ignored or count as negative.
 
         Args:
             logits: ``(batch, classes)``, in the order of :attr:`classes`.
             targets: ``(batch, classes)`` of 1, 0, or NaN for unknown, in the order of :attr:`classes` (not of this
-                site's ``SiteLabels``). The values in columns of classes that this site does not label are not read.
+                site's ``SiteLabels``). Columns of classes that this site does not label are ignored.
 
         Raises:
-            ValueError: If :meth:`targets` rejects the targets, or they differ from the logits in shape; under
-                ``FedSLD`` also if they contradict the image counts of all sites.
+            ValueError: If the targets are invalid (:meth:`targets`), or their shape differs from the logits' shape.
+                With ``FedSLD`` also if they contradict the image counts of all sites.
         """
         labelled, annotated = self.targets(targets), self.annotated.to(logits.device)
         if logits.shape != targets.shape:
@@ -101,23 +108,23 @@ class FedMLPSite(Site):
     """One round of FedMLP at a site, for the user's own training loop.
 
     Create the object after loading the received model and before training, because it copies the model as the teacher.
-    In the second stage it assigns tags (pseudo-labels) to images, which are stored by image index in Flower's
+    In the second stage it assigns tags (pseudo-labels) to images. The tags are stored by image index in Flower's
     ``context.state`` at the site. Therefore pass the same images in the same order in every round.
 
     Args:
         message: The message that the ``ClientApp``'s ``train`` function received.
-        context: The context that it received.
+        context: The context that the ``train`` function received.
         model: A module into which the received model has been loaded.
         head: Name of the model's last layer, a submodule.
-        images: All training images without augmentation, at least one, in the form that the model takes, ``(n, ...)``.
+        images: All training images without augmentation, at least one, as inputs of the model, ``(n, ...)``.
         targets: ``(n, classes)`` of 1, 0, or NaN for unknown.
 
     Raises:
-        ValueError: If the coordinator uses another strategy, or model, targets or images do not fit.
+        ValueError: If the coordinator uses another strategy, or the model, targets or images are invalid.
 
     Attributes:
-        views: Number of augmented views of a batch that :meth:`round_loss` takes: two in the first stage, one in the
-            second.
+        views: Number of augmented views of a batch that :meth:`round_loss` needs: two in the first stage, one in the
+            second stage.
     """
 
     def __init__(
@@ -129,27 +136,31 @@ class FedMLPSite(Site):
         if not len(images) == len(targets) > 0:
             numbers = f"{len(images)} images and {len(targets)} rows of targets"
             raise ValueError(f"{numbers}; a site without training images cannot take part")
-        # One number per image, (n,), which differs, almost always, if the image's pixels differ.
+        # A fingerprint for each image, (n,): images with different pixels almost always have different numbers.
         ramp = torch.linspace(0, 1, max(images[0].numel(), 1), device=images.device)
         with torch.no_grad():
             parts = [part.flatten(1).float() @ ramp / len(ramp) for part in torch.split(images, 256)]
-        self._context, self._fingerprints = context, torch.cat(parts).cpu().numpy()
+        self._context = context
+        self._fingerprints = torch.cat(parts).cpu().numpy()
         self._model = HeadedModel(model, head, self.classes)
-        own, name = self._model.head.weight.detach().cpu(), self._config[HEAD]
-        key, models = f"{name}.weight", message.content.array_records.values()
-        (sent,) = (torch.from_numpy(model[key].numpy().copy()) for model in models if key in model)
-        if not torch.equal(own, sent.to(own.dtype)):
+        weight = self._model.head.weight.detach().cpu()
+        name = self._config[HEAD_KEY]
+        key = f"{name}.weight"
+        models = message.content.array_records.values()
+        (received,) = (torch.from_numpy(model[key].numpy().copy()) for model in models if key in model)
+        if not torch.equal(weight, received.to(weight.dtype)):
             reason = f"not that of the coordinator's head {name!r}: it is another layer"
             raise ValueError(f"the weight of {head!r} is {reason}, or the received model was not loaded before")
         self._examples = LabelledExamples(images, self.targets(targets), self.annotated.to(images.device))
-        server_round, tags = self._config["server-round"], dict[str, NDArray[np.float32]]()
-        stored = context.state.config_records.get(TAGS, ConfigRecord())
-        if stored.get(START) == self._config[START]:  # else the tags are of an earlier run
+        server_round = self._config["server-round"]
+        tags = dict[str, NDArray[np.float32]]()
+        stored = context.state.config_records.get(TAGS_RECORD, ConfigRecord())
+        if stored.get(START_KEY) == self._config[START_KEY]:  # otherwise the tags are from an earlier run
             tags = unpack_arrays(stored)
             before = tags.pop("images")
-            same = before.shape == self._fingerprints.shape
-            if not same or not np.allclose(before, self._fingerprints, 1e-4, 1e-6, equal_nan=True):
-                remedy = f"the same images in the same order; or forget the tags: del context.state[{TAGS!r}]"
+            same_count = before.shape == self._fingerprints.shape
+            if not same_count or not np.allclose(before, self._fingerprints, 1e-4, 1e-6, equal_nan=True):
+                remedy = f"the same images in the same order; or forget the tags: del context.state[{TAGS_RECORD!r}]"
                 raise ValueError(f"the images are not those of the round before: give {remedy}")
         self._round = self.method.client(
             ClientContext(self._model, self._examples, self._statistics, tags, server_round, TrainingSection())
@@ -161,7 +172,7 @@ class FedMLPSite(Site):
 
         Args:
             rows: Indices of the batch's images in ``images``, ``(batch,)``.
-            views: Augmented views of these images in the form that the model takes; their number is :attr:`views`.
+            views: Augmented views of these images, as inputs of the model; their number is :attr:`views`.
         """
         if [len(view) for view in views] != [len(rows)] * self.views:
             raise ValueError(f"this round takes {self.views} views of a batch: write round_loss(rows, *views)")
@@ -173,16 +184,16 @@ class FedMLPSite(Site):
     def finish(self) -> dict[str, ConfigRecord]:
         """Store the tags for the next round; return records that must be added to the reply's ``RecordDict``.
 
-        Add them in every round: they have no content before the first stage's last round, but the coordinator rejects a
-        reply without them.
+        Add them in every round, because the coordinator rejects a reply without them. Before the last round of the
+        first stage, they are empty.
         """
         tags = pack_arrays({**self._round.method_state(self._model), "images": self._fingerprints})
-        self._context.state[TAGS] = ConfigRecord({**tags, START: self._config[START]})
+        self._context.state[TAGS_RECORD] = ConfigRecord({**tags, START_KEY: self._config[START_KEY]})
         modes = [(module, module.training) for module in self._model.modules()]
         statistics = self._round.statistics(self._model, np.zeros(0, np.float32))
-        for module, training in modes:  # statistics are taken in evaluation mode
+        for module, training in modes:  # computing the statistics has set evaluation mode
             module.training = training
-        return {STATISTICS: pack_arrays(statistics)}
+        return {STATISTICS_RECORD: pack_arrays(statistics)}
 
 
 class HeadedModel(nn.Module):
@@ -213,7 +224,7 @@ class HeadedModel(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return the inputs of the head, ``(batch, features)``."""
-        received = list[Tensor]()
-        with self.head.register_forward_pre_hook(lambda module, inputs: received.append(inputs[0].detach())):
+        head_inputs = list[Tensor]()
+        with self.head.register_forward_pre_hook(lambda module, inputs: head_inputs.append(inputs[0].detach())):
             self.model(images)
-        return received[-1]
+        return head_inputs[-1]

@@ -1,4 +1,4 @@
-"""Polyclinic's methods as Flower strategies for plain ``state_dict`` models, on top of Flower's FedAvg."""
+"""Polyclinic's methods as Flower strategies for models as plain ``state_dict``, based on Flower's FedAvg."""
 
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +24,16 @@ from polyclinic.flower.labels import (
     format_node_as_site_name,
     shorten_error,
 )
-from polyclinic.flower.site import ANNOTATED_KEY, CLASSES_KEY, HEAD, METHOD, PARAMETERS, START, STATISTICS, TASK_KEY
+from polyclinic.flower.site import (
+    ANNOTATED_KEY,
+    CLASSES_KEY,
+    HEAD_KEY,
+    METHOD_KEY,
+    PARAMETERS_KEY,
+    START_KEY,
+    STATISTICS_RECORD,
+    TASK_KEY,
+)
 from polyclinic.strategies.aggregation.means import WholeHeadMean
 from polyclinic.strategies.local.site_method import Parameters
 from polyclinic.strategies.methods import baselines, fedmlp, fedsld, surgical, unifed
@@ -34,21 +43,20 @@ from polyclinic.strategies.methods.fedsld import Reduction
 Messages = Iterable[Message]
 ModelAndMetrics = tuple[ArrayRecord | None, MetricRecord | None]
 TrainAtServer = Callable[[int, ArrayRecord], ArrayRecord]
-"""Trains on the coordinator's own images: round and model in, model out."""
+"""Function that trains on images of the coordinator: given the round and a model, it returns the trained model."""
 Content = TypeVar("Content")
-log, source_node = getLogger("flwr"), attrgetter("metadata.src_node_id")
-ROLL_CALL_S = 600.0
-"""The longest wait for the sites' labels, in seconds; the wait is shorter where ``start``'s timeout is."""
+log = getLogger("flwr")
+source_node = attrgetter("metadata.src_node_id")
+LABELS_TIMEOUT_S = 600.0
+"""Maximum time to wait for the sites' labels, in seconds; a shorter timeout of ``start`` takes precedence."""
 FEDMLP_PARAMETERS = {*fedmlp.FedMLPParameters.model_fields} - {*Parameters.model_fields, "heads", "stage_one_rounds"}
-"""Parameters of FedMLP itself; the others are of the product's aggregation and training, and of no effect here."""
-SLOPE = "loss-slope"
-"""Key of a site's ``MetricRecord``: :func:`polyclinic.flower.loss_slope` of its training."""
+"""Parameters that only FedMLP has. Parameters of Polyclinic's aggregation and training have no effect here."""
+LOSS_SLOPE_METRIC = "loss-slope"
+"""Key in a site's ``MetricRecord`` for the :func:`polyclinic.flower.loss_slope` of its training."""
 
 
 class SiteTrainingReply(NamedTuple):
-    """A site's reply to training, as the method's rules read it
-    (:class:`polyclinic.strategies.methods.base.SiteReply`).
-    """
+    """A site's reply to training, with the fields of :class:`polyclinic.strategies.methods.base.SiteReply`."""
 
     model: ArrayRecord
     train_samples: float
@@ -57,23 +65,23 @@ class SiteTrainingReply(NamedTuple):
 
 
 class LabelledSites(FedAvg):
-    """Base class of the strategies: Flower's FedAvg, extended by the classes that each site labels.
+    """Base class of the strategies: Flower's FedAvg with knowledge of the classes that each site labels.
 
     Args:
         head: Name of the model's last layer in its ``state_dict``: ``head.weight (classes, features)`` and, if there is
             one, ``head.bias (classes,)``.
-        classes: Names of the head's rows, in order.
+        classes: The class of each row of the head, in order.
         task: ``multi_label``, or ``multi_class`` if the classes exclude each other.
         parameters: The method's parameters by name.
-        options: Options of Flower's ``FedAvg``. Without metric aggregation functions of your own, metrics that all
-            sites sent are averaged.
+        options: Options of Flower's ``FedAvg``. By default, metrics that all sites sent are averaged.
 
     Raises:
         ValueError: If ``classes`` is not a list of different names, the task is unknown, or a parameter is invalid.
 
     Attributes:
         method: The method that the strategy runs.
-        not_wrapped: Why no other strategy, such as Flower's differential privacy, can wrap this one; else empty.
+        not_wrapped: Reason why another strategy, such as Flower's differential privacy, cannot wrap this one; empty if
+            it can.
     """
 
     method_class: ClassVar[type[Method]] = baselines.PartialLoss
@@ -95,24 +103,30 @@ class LabelledSites(FedAvg):
         for name in ("train_metrics_aggr_fn", "evaluate_metrics_aggr_fn"):
             if options.get(name) is None:
                 setattr(self, name, partial(records.average_common_metrics, getattr(self, name)))
-        self.head, self.classes = head, tuple(SiteLabels(classes).classes)
-        self._timeout, self._in_start = 3600.0, False
+        self.head = head
+        self.classes = tuple(SiteLabels(classes).classes)
+        self._timeout = 3600.0
+        self._in_start = False
         self.reset_earlier_run()
 
     def reset_earlier_run(self) -> None:
         """Reset all state of an earlier run."""
         self.answers: dict[str, RollCallAnswer] = {}
         self.statistics: Arrays = {}
-        self._round, self._sent, self._start = -1, ArrayRecord(), secrets.token_hex(8)
-        self._nodes, self._asked, self._unowned = list[int](), set[int](), list[str]()
+        self._round = -1
+        self._sent = ArrayRecord()
+        self._start = secrets.token_hex(8)
+        self._nodes = list[int]()
+        self._asked = set[int]()
+        self._unlabelled_classes = list[str]()
 
     def start(
         self, grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = 3600, *args: Any, **kw: Any
     ) -> Result:
-        """Run all rounds, like Flower's ``Strategy.start``; at first ask all sites which classes they label.
+        """Run all rounds, like Flower's ``Strategy.start``; before round 1, ask all sites which classes they label.
 
         Raises:
-            UnknownLabels: If any of the sites gives no usable labels before round 1.
+            UnknownLabels: If a site does not answer with valid labels before round 1.
             RuntimeError: If no reply of a round is usable, with the reason for each node.
         """
         for stage in self.method.site.parameters.list_stages():
@@ -126,12 +140,14 @@ class LabelledSites(FedAvg):
             self._in_start = False
 
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
-        """Select sites like FedAvg, and tell each which rows of the model it labels."""
+        """Select sites like FedAvg, and send each site the classes that it labels."""
         self.refuse_if_wrapped()
         self._extract_head(arrays)  # refuse a wrong name before a site trains for an hour
-        if server_round <= self._round:  # a wrapper's start is not ours, rounds tell both
+        if server_round <= self._round:  # a new run; a wrapping strategy does not call our ``start``
             self.reset_earlier_run()
-        self._round, self._sent, self._asked = server_round, arrays, set()
+        self._round = server_round
+        self._sent = arrays
+        self._asked = set()
         messages = self._ask_and_add_labels(list(super().configure_train(server_round, arrays, config, grid)), grid)
         self._nodes = [message.metadata.dst_node_id for message in messages]
         return messages
@@ -141,14 +157,14 @@ class LabelledSites(FedAvg):
         return self._ask_and_add_labels(list(super().configure_evaluate(server_round, arrays, config, grid)), grid)
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
-        """Aggregate the usable replies; log a warning with node and reason for each other reply."""
+        """Aggregate the usable replies; log a warning with node and reason for each unusable reply."""
         self.refuse_if_wrapped()
-        ordered = sorted(replies, key=source_node)  # the same bits no matter who was first
+        ordered = sorted(replies, key=source_node)  # the order of arrival must not change the sums
         fit, trained = self.read_replies(server_round, ordered, self.read_reply, self._nodes)
         log.info("aggregate_train: Received %s results and %s failures", len(fit), len(ordered) - len(fit))
         if not trained:
             return None, None
-        # Not by FedAvg's own method, which ends the run over one reply that differs, and names no node.
+        # FedAvg's method would end the run because of one unusable reply, without naming the node.
         contents = [reply.content for reply in fit]
         mean = records.average_models(contents, self.weighted_by_key)
         metrics = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
@@ -173,7 +189,7 @@ class LabelledSites(FedAvg):
         return model, metrics
 
     def aggregate_evaluate(self, server_round: int, replies: Messages) -> MetricRecord | None:
-        """Average the metrics of usable replies; log a warning with node and reason for each other reply."""
+        """Average the metrics of usable replies; log a warning with node and reason for each unusable reply."""
         read = partial(records.read_reply_weight, key=self.weighted_by_key)
         ordered = sorted(replies, key=source_node)
         fit, _ = self.read_replies(server_round, ordered, read, nodes=())
@@ -182,7 +198,7 @@ class LabelledSites(FedAvg):
         return self.evaluate_metrics_aggr_fn(contents, self.weighted_by_key) if contents else None
 
     def refuse_if_wrapped(self) -> None:
-        """Raise ``TypeError`` if another strategy wraps this one and :attr:`not_wrapped` says why it must not."""
+        """Raise a ``TypeError`` if another strategy wraps this one, and :attr:`not_wrapped` is not empty."""
         if self.not_wrapped and not self._in_start:
             name = type(self).__name__
             raise TypeError(f"{name} cannot be wrapped by another strategy: {self.not_wrapped}; use {name}.start")
@@ -190,14 +206,14 @@ class LabelledSites(FedAvg):
     def read_replies(
         self, server_round: int, replies: Messages, read: Callable[[Message], Content], nodes: Sequence[int]
     ) -> tuple[list[Message], dict[str, Content]]:
-        """Read replies; log a warning for each unusable one.
+        """Read replies; log a warning for each unusable reply.
 
         Args:
-            read: Reads a reply, or raises ``ValueError`` if it is unusable.
-            nodes: Nodes of which at least one must send a usable reply; empty if none is required.
+            read: Function that reads a reply, or raises a ``ValueError`` if it is unusable.
+            nodes: Nodes of which at least one must send a usable reply; empty if no reply is required.
 
         Returns:
-            The usable replies, and site -> content of each of them.
+            The usable replies, and site -> content of its reply.
 
         Raises:
             RuntimeError: If ``nodes`` is not empty and no reply is usable, with the reason for each node.
@@ -222,13 +238,15 @@ class LabelledSites(FedAvg):
         return fit, contents
 
     def read_reply(self, reply: Message) -> SiteTrainingReply:
-        """Read a reply to training; raise ``ValueError`` if it is unusable."""
+        """Read a reply to training; raise a ``ValueError`` if it is unusable."""
         if len(reply.content.array_records) != 1 or len(reply.content.metric_records) != 1:
             raise ValueError("it needs one ArrayRecord and one MetricRecord")
-        (model,), weight = reply.content.array_records.values(), records.read_reply_weight(reply, self.weighted_by_key)
+        (model,) = reply.content.array_records.values()
+        weight = records.read_reply_weight(reply, self.weighted_by_key)
         if fault := records.find_model_fault(model, self._sent):
             raise ValueError(fault)
-        features, statistics = self._extract_head(model).features, self.read_statistics(reply)
+        features = self._extract_head(model).features
+        statistics = self.read_statistics(reply)
         site = format_node_as_site_name(reply.metadata.src_node_id)
         for name, shape in self.method.statistics_shape(self.round_context(), site, features).items():
             sent = statistics[name].shape if name in statistics else ()
@@ -240,21 +258,21 @@ class LabelledSites(FedAvg):
         """Return the method's statistics in a site's reply; empty if the method has none.
 
         Raises:
-            ValueError: If they are missing.
+            ValueError: If the method has statistics, and the reply does not.
         """
         if not self.method.site.declared_payload.statistics:
             return {}
-        if STATISTICS not in reply.content.config_records:
+        if STATISTICS_RECORD not in reply.content.config_records:
             remedy = "use FedMLPSite and put what its finish() returns into the reply"
-            raise ValueError(f"it sent no {STATISTICS!r}: {remedy}")
-        return records.unpack_arrays(reply.content.config_records[STATISTICS])
+            raise ValueError(f"it sent no {STATISTICS_RECORD!r}: {remedy}")
+        return records.unpack_arrays(reply.content.config_records[STATISTICS_RECORD])
 
     def aggregate_reply_statistics(self, replies: Mapping[str, SiteTrainingReply]) -> None:
-        """Aggregate the statistics in the sites' replies by the method's rules."""
+        """Aggregate the statistics in the sites' replies with the rules of the method."""
         self.statistics = self.method.aggregate_statistics(self.round_context(), replies)
 
     def round_context(self) -> RoundContext:
-        """Return this round's data for the method's rules: each site's labels, the statistics and the round number."""
+        """Return the data of this round for the method: the labels of each site, the statistics, the round number."""
         answers = dict(sorted(self.answers.items()))
         contract = LabelContract(self.classes, {site: answer.class_names for site, answer in answers.items()})
         return RoundContext(self.method.site.task, contract, answers, self.statistics, self._round)
@@ -268,35 +286,42 @@ class LabelledSites(FedAvg):
         New nodes are first asked for their labels. Messages to sites with unknown labels are dropped.
 
         Raises:
-            UnknownLabels: If a node gives no usable labels when nodes are asked for the first time. Later this is only
-                logged, as a warning.
+            UnknownLabels: If a node does not answer with valid labels when nodes are asked for the first time. Later
+                this is only logged as a warning.
         """
         if not messages:
             return []
         unknown = {node for node in grid.get_node_ids() if format_node_as_site_name(node) not in self.answers}
-        nodes, wait_s = unknown - self._asked, min(ROLL_CALL_S, self._timeout)
-        self._asked |= nodes  # once a round: a silent node holds up training, not evaluation, too
+        nodes = unknown - self._asked
+        wait_s = min(LABELS_TIMEOUT_S, self._timeout)
+        # Ask each node once in a round, so that a node that does not answer delays training but not evaluation.
+        self._asked |= nodes
         answers, faults = ask_sites_for_labels(grid, nodes, wait_s, self.classes, self.method.site)
         if faults and not self.answers:
             raise UnknownLabels(faults)
         if faults:
             log.warning("left out of this round: %s", faults)
         self.answers |= answers
-        context, labelled = self.round_context(), list[Message]()
-        before, self._unowned = self._unowned, [n for n in self.classes if not context.contract.annotating_sites(n)]
-        if self._unowned != before:
-            log.warning("no site labels %s", self._unowned)
-        statistics_for, method = self.method.statistics_for(context), self.method.site
-        shared = {CLASSES_KEY: list(self.classes), TASK_KEY: method.task, HEAD: self.head, START: self._start}
-        shared |= {METHOD: method.name, PARAMETERS: method.parameters.model_dump_json()}
+        context = self.round_context()
+        unlabelled_classes = [name for name in self.classes if not context.contract.annotating_sites(name)]
+        if unlabelled_classes != self._unlabelled_classes:
+            log.warning("no site labels %s", unlabelled_classes)
+            self._unlabelled_classes = unlabelled_classes
+        statistics_for = self.method.statistics_for(context)
+        method = self.method.site
+        labelled = list[Message]()
+        shared = {CLASSES_KEY: list(self.classes), TASK_KEY: method.task, HEAD_KEY: self.head, START_KEY: self._start}
+        shared |= {METHOD_KEY: method.name, PARAMETERS_KEY: method.parameters.model_dump_json()}
         for message in messages:
-            node, content = message.metadata.dst_node_id, RecordDict(dict(message.content))
-            if (site := format_node_as_site_name(node)) not in context.answers:
+            node = message.metadata.dst_node_id
+            site = format_node_as_site_name(node)
+            if site not in context.answers:
                 continue
-            own = {**shared, ANNOTATED_KEY: context.contract.annotated_class_mask(site).tolist()}
-            content[self.configrecord_key] = ConfigRecord({**content.config_records[self.configrecord_key], **own})
+            content = RecordDict(dict(message.content))
+            fields = {**shared, ANNOTATED_KEY: context.contract.annotated_class_mask(site).tolist()}
+            content[self.configrecord_key] = ConfigRecord({**content.config_records[self.configrecord_key], **fields})
             if statistics := statistics_for(site):
-                content[STATISTICS] = records.pack_arrays(statistics)
+                content[STATISTICS_RECORD] = records.pack_arrays(statistics)
             labelled.append(Message(content, message_type=message.metadata.message_type, dst_node_id=node))
         return labelled
 
@@ -312,27 +337,28 @@ class VanillaFL(LabelledSites):
 
 
 class SurgicalAggregation(LabelledSites):
-    """FedAvg, except that each class's head row is averaged only over the sites that label the class.
+    """FedAvg, except that the head row of a class is averaged only over the sites that label the class.
 
-    Kulkarni et al., "Surgical Aggregation: Federated Class-Heterogeneous Learning", ML4H 2024, eq. 2. A row whose class
-    is labelled by all replying sites is that of Flower's FedAvg, bit for bit. A row whose class no replying site labels
-    stays unchanged.
+    Kulkarni et al., "Surgical Aggregation: Federated Class-Heterogeneous Learning", ML4H 2024, eq. 2. If all replying
+    sites label a class, its row is bit for bit equal to that of Flower's FedAvg. If no replying site labels a class,
+    its row stays unchanged.
     """
 
     method_class = surgical.SurgicalAggregation
 
 
 class FedSLD(LabelledSites):
-    """FedAvg with a weighted loss: a label's weight is its frequency in the batch divided by that in the federation.
+    """FedAvg with a weighted loss; the weight of a label is its frequency in the batch divided by that in all sites.
 
     Equation 3 of Luo and Wu, "FedSLD: Federated Learning with Shared Label Distribution for Medical Image
     Classification", 2021. The sites send how many of their images show each class (``SiteLabels.positives`` and
     ``.images``).
 
     Args:
-        reduction: Divisor of the sum of a batch's weighted losses. ``sum_over_batch``: the number of images of known
-            class; with ``multi_label``, of known labels. ``weighted_mean``: the sum of the weights. ``sum``: none, as
-            in eq. 3; with ``multi_label``, our extension, the number of classes that have a known label in the batch.
+        reduction: Divisor of the sum of the weighted losses in a batch. ``sum_over_batch``: the number of images with a
+            known class; with ``multi_label``, the number of known labels. ``weighted_mean``: the sum of the weights.
+            ``sum``: no divisor, as in eq. 3; with ``multi_label``, which is our extension, the number of classes with a
+            known label in the batch.
         options: As for :class:`LabelledSites`.
     """
 
@@ -343,13 +369,13 @@ class FedSLD(LabelledSites):
 
 
 class FedMLP(LabelledSites):
-    """FedAvg; from prototypes of all sites, each site learns to detect the classes that it does not label.
+    """FedAvg, in which each site learns to detect the classes that it does not label, from prototypes of all sites.
 
     Sun et al., "FedMLP: Federated Multi-label Medical Image Classification under Task Heterogeneity", MICCAI 2024.
 
     Args:
         stage_one_rounds: Number of rounds of the first stage, before missing labels are detected.
-        parameters: FedMLP's own parameters by name (:class:`polyclinic.strategies.methods.fedmlp.FedMLPParameters`).
+        parameters: Parameters of FedMLP by name (:class:`polyclinic.strategies.methods.fedmlp.FedMLPParameters`).
         options: As for :class:`LabelledSites`; the task must be ``multi_label``.
     """
 
@@ -366,10 +392,10 @@ class FedMLP(LabelledSites):
 
 
 class SequentialTraining(LabelledSites):
-    """Train one model at one site after the other in each round, in ascending order of node ids.
+    """Sequential training: in each round, the sites train one model one after another, in ascending order of node ids.
 
-    A site that does not reply is skipped. A class that a site does not label counts as negative, as in the paper.
-    ``aggregate_train`` receives a round's replies in the order of training and returns the last model.
+    A site that does not reply is skipped. A class that a site does not label counts as negative, as in the UniFed
+    paper. ``aggregate_train`` receives the replies of a round in the order of training, and returns the last model.
     """
 
     method_class: ClassVar[type[SequentialMethod]] = unifed.SequentialTraining
@@ -377,7 +403,7 @@ class SequentialTraining(LabelledSites):
     not_wrapped = "it passes one model on from site to site"
 
     def start(self, grid: Grid, *args: Any, **options: Any) -> Result:
-        """Run all rounds; each site has ``timeout`` seconds for its training."""
+        """Run all rounds; ``timeout`` is the maximum training time of each site in seconds."""
         self._grid = grid
         return super().start(cast(Grid, _ModelPassingGrid(grid, self)), *args, **options)
 
@@ -392,7 +418,7 @@ class SequentialTraining(LabelledSites):
 
 
 class _ModelPassingGrid:
-    """A Flower Grid that sends training messages one after another, each with the model of the site before."""
+    """A Flower Grid that sends training messages one after another, each with the model of the previous site."""
 
     def __init__(self, grid: Grid, strategy: SequentialTraining) -> None:
         self._grid, self._strategy = grid, strategy
@@ -402,7 +428,9 @@ class _ModelPassingGrid:
 
     def send_and_receive(self, messages: Messages, *, timeout: float | None = None) -> Messages:
         """Send messages and return the replies; in training, each site in turn receives the latest usable model."""
-        messages, model, replies = list(messages), None, list[Message]()
+        messages = list(messages)
+        model = None
+        replies = list[Message]()
         if not messages or messages[0].metadata.message_type != MessageType.TRAIN:
             return self._grid.send_and_receive(messages, timeout=timeout)
         strategy, by_site = self._strategy, dict[str, Message]()
@@ -419,7 +447,7 @@ class _ModelPassingGrid:
                 continue
             try:
                 trained = strategy.read_reply(reply)
-            except ValueError:  # aggregate_train says why it is left out
+            except ValueError:  # aggregate_train logs the reason
                 continue
             strategy.aggregate_reply_statistics({site: trained})
             model = trained.model
@@ -427,18 +455,18 @@ class _ModelPassingGrid:
 
 
 class UniFed(SequentialTraining):
-    """Sequential training, easiest task first: sites whose training loss falls fastest come first.
+    """Sequential training with the easiest task first: the sites train in the order in which their loss falls fastest.
 
     Hassani and Rekik, "UniFed: A Universal Federation of a Mixture of Highly Heterogeneous Medical Image Classification
     Tasks", 2024. Before round 1, every site trains once from the initial model, only to determine the order. The
-    ``MetricRecord`` of each reply must hold ``loss-slope``, computed by :func:`polyclinic.flower.loss_slope` from the
-    losses of all batches. A site ends its training by :class:`polyclinic.flower.EarlyStopping`.
+    ``MetricRecord`` of each reply must have the key ``loss-slope``, which :func:`polyclinic.flower.loss_slope` computes
+    from the losses of all batches. A site stops its training with :class:`polyclinic.flower.EarlyStopping`.
 
     Args:
-        train_at_server: Function that trains the previous round's model on the coordinator's own images. The result of
-            each round is then ``alpha`` times the sites' model plus ``1 - alpha`` times the coordinator's. None: the
-            coordinator does not train, and the sites' model is the result.
-        alpha: Weight of the sites' model, as above; 0.7 in the paper.
+        train_at_server: Function that trains the model of the previous round on images of the coordinator. The result
+            of a round is then ``alpha`` times the sites' model plus ``1 - alpha`` times the coordinator's model. If
+            None, the coordinator does not train, and the result is the sites' model.
+        alpha: Weight of the sites' model; 0.7 in the paper.
         options: As for :class:`LabelledSites`.
     """
 
@@ -451,7 +479,9 @@ class UniFed(SequentialTraining):
     def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Messages:
         """Select sites like FedAvg; before round 1 let all sites train once, and use only their loss slopes."""
         if server_round == 1:
-            fraction, self.fraction_train = self.fraction_train, 1.0  # all are ranked, no matter who is drawn later
+            # Rank all sites, even if only a fraction of them trains in each round.
+            fraction = self.fraction_train
+            self.fraction_train = 1.0
             messages = super().configure_train(0, arrays, config, grid)
             self.fraction_train = fraction
             replies = self._grid.send_and_receive(messages, timeout=self._timeout)
@@ -459,17 +489,18 @@ class UniFed(SequentialTraining):
         return super().configure_train(server_round, arrays, config, grid)
 
     def read_statistics(self, reply: Message) -> Arrays:
-        """Return the loss slope from a reply's metrics; raise ``ValueError`` if it is missing."""
-        slope = records.get_reply_metrics(reply.content).get(SLOPE)
+        """Return the loss slope from the metrics of a reply; raise a ``ValueError`` if it is missing."""
+        slope = records.get_reply_metrics(reply.content).get(LOSS_SLOPE_METRIC)
         if not isinstance(slope, int | float):
-            raise ValueError(f"it sent no {SLOPE!r}: put polyclinic.flower.loss_slope(losses) in its metrics")
+            raise ValueError(
+                f"it sent no {LOSS_SLOPE_METRIC!r}: put polyclinic.flower.loss_slope(losses) in its metrics"
+            )
         return {"slope": np.array([slope])}
 
     def aggregate_train(self, server_round: int, replies: Messages) -> ModelAndMetrics:
         """Return the model of the last site that trained in this round, and the averaged metrics.
 
-        If the user gave the function ``train_at_server``, the site's model is mixed with the model that this function
-        trains on the coordinator's images.
+        With ``train_at_server``, the site's model is mixed with the model that this function returns.
 
         Raises:
             ValueError: If the model of ``train_at_server`` has other tensors or shapes, or values that are not finite.

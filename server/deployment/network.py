@@ -18,7 +18,7 @@ from polyclinic.common.simulation import name_parts_by_vocabulary, open_simulati
 from polyclinic.common.system.files import is_disk_full, make_private_folder, remove_temporary_files
 from polyclinic.common.vocabulary import name_images_by_vocabulary
 from polyclinic.data.base.image_set import DatasetSplits, ImageSet
-from polyclinic.data.load import EXTERNAL_TEST, load_dataset, load_external_test_images
+from polyclinic.data.load import EXTERNAL_TEST_SECTION, load_dataset, load_external_test_images
 from polyclinic.server.coordinator.admission import make_site_claim_limits_reader, read_all_admitted_sites
 from polyclinic.server.coordinator.folder import CoordinatorFolder, lock_run_members, restrict_folder_to_owner
 from polyclinic.server.coordinator.preflight import make_no_superlink_fault
@@ -123,7 +123,7 @@ class NetworkBackend:
         try:
             external = load_external_test_images(experiment.external_test, file.base_folder, store)
             if external is not None:
-                self.external = name_images_by_vocabulary(external, experiment.vocabulary, EXTERNAL_TEST)
+                self.external = name_images_by_vocabulary(external, experiment.vocabulary, EXTERNAL_TEST_SECTION)
         except BadInput as error:
             faults += error.faults
         try:

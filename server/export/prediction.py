@@ -28,7 +28,7 @@ from polyclinic.common.prediction.masks import MaskOptions, map_values_to_classe
 from polyclinic.common.prediction.pictures import UnlabelledPictures
 from polyclinic.common.system.csv_text import format_rows_as_csv
 from polyclinic.common.system.files import find_output_file_faults, is_file, write_atomically
-from polyclinic.data.base.decoded_size import LARGEST_MB
+from polyclinic.data.base.decoded_size import DEFAULT_LARGEST_MB
 from polyclinic.data.base.spec import (
     DEFAULT_RENDERING,
     Axis,
@@ -59,7 +59,7 @@ class _RunPictureSettings(BaseModel):
     frame: Frame | None = None
     axis: Axis = "axial"
     window: Window | None = None
-    largest_mb: LargestMb = LARGEST_MB
+    largest_mb: LargestMb = DEFAULT_LARGEST_MB
     bit_depth: BitDepth | None = None
     jpeg_draft: bool = False
     value_range: ValueRange | None = None

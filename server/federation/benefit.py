@@ -74,9 +74,8 @@ def compare_with_local_training(
 def compute_comparison_deadline_s(round_deadline_s: float, all_rounds_s: float, drawn_share: float) -> float:
     """Return the seconds that sites have for local training and the comparison with the run's model.
 
-    The deadline is a round's deadline plus :data:`LOCAL_COMPARISON_TIME_FACTOR` times the time that the rounds would have taken
-    with all
-    sites, estimated as ``all_rounds_s / drawn_share``.
+    The deadline is a round's deadline plus :data:`LOCAL_COMPARISON_TIME_FACTOR` times the time that the rounds would
+    have taken with all sites, estimated as ``all_rounds_s / drawn_share``.
 
     Args:
         all_rounds_s: Duration of all rounds together, in seconds.

@@ -9,7 +9,7 @@ from polyclinic.common.config import Experiment
 from polyclinic.common.metrics.auroc import MIN_POSITIVES, SUMMED_HISTOGRAMS_NOTE, FinalTestSummary, compute_mean_and_sd
 from polyclinic.common.metrics.benefit import MODEL_LABELS as SITE_MODELS
 from polyclinic.common.system.plain_text import format_rounds
-from polyclinic.data.images.outlines import WORDS_OF_COLOURS
+from polyclinic.data.images.outlines import COLOR_LEGEND
 from polyclinic.server.reporting import class_figures, run_claims, run_figures
 from polyclinic.server.reporting.by_hospital import describe_unknown_figures, tabulate_hospitals
 from polyclinic.server.reporting.page import AnnotatedClassGroup, group_classes_by_annotation, write_template_page
@@ -73,7 +73,7 @@ def write_run_report(folder: Path) -> Path:
         SITE_MODELS=SITE_MODELS,
         rounds=run.rounds,
         samples=run.samples,
-        colours=WORDS_OF_COLOURS,
+        colours=COLOR_LEGEND,
         coverage=run_figures.draw_label_coverage(summary.sites, groups),
         absences=[(*key, format_rounds(rounds), len(rounds)) for key, rounds in sorted(missed.items())],
         facts=facts,

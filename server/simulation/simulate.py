@@ -42,7 +42,7 @@ from polyclinic.data.base.image_set import (
     find_missing_mask_faults,
 )
 from polyclinic.data.load import (
-    EXTERNAL_TEST,
+    EXTERNAL_TEST_SECTION,
     find_dataset_faults,
     find_external_test_faults,
     load_external_test_images,
@@ -420,10 +420,10 @@ def read_external_test_set(
         store = open_simulation_image_store(file.experiment, file.base_folder, tell)
         images = load_external_test_images(file.experiment.external_test, file.base_folder, store)
         if images is not None:
-            images = name_images_by_vocabulary(images, file.experiment.vocabulary, EXTERNAL_TEST)
+            images = name_images_by_vocabulary(images, file.experiment.vocabulary, EXTERNAL_TEST_SECTION)
             refuse_test_set_without_model_class(images, data.label_contract.class_names)
         if is_segmentation(file.experiment.model.task):
-            raise_faults(find_missing_mask_faults({EXTERNAL_TEST: images}))
+            raise_faults(find_missing_mask_faults({EXTERNAL_TEST_SECTION: images}))
     except BadInput as error:
         raise BadInput(prefix_fault_with_file(file, fault) for fault in error.faults) from None
     return images

@@ -31,7 +31,7 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.models.network import SplitNetwork, autocast, build_network, set_train_mode
 from polyclinic.common.models.zoo.spec import is_external_network
 from polyclinic.data.base.spec import AugmentationSpec
-from polyclinic.data.images.augmentation import apply_weak_augmentation, count_draws
+from polyclinic.data.images.augmentation import apply_weak_augmentation, count_draws_per_image
 from polyclinic.strategies.local.losses import LossFunction
 from polyclinic.strategies.local.objective import Losses
 from polyclinic.strategies.local.site_method import SiteMethod
@@ -220,7 +220,7 @@ class PrivateEpochTrainer:
 
         def augment_images(images: Tensor) -> Tensor:
             off = task.augmentation == AugmentationSpec()
-            draws = None if off else self.noise.draw_uniform((count_draws(images), len(images)))
+            draws = None if off else self.noise.draw_uniform((count_draws_per_image(images), len(images)))
             return images if draws is None else apply_weak_augmentation(images, task.augmentation, draws)
 
         arithmetic = autocast(rows.device, spec.precision)

@@ -1,1 +1,1 @@
-"""``flwr-sim init``: inspect a table of labels, show what is in it, and write an experiment."""
+"""``flwr-sim init``: inspect a label table, show its content, and write an experiment."""

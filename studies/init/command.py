@@ -23,10 +23,10 @@ from polyclinic.studies.init.table import TableExamination, complete_dataset, ex
 
 
 def write_experiment_for_table(table: Path, out: Path, hints: ColumnHints, console: Console) -> None:
-    """Show a table and the rules by which it is read, ask what they leave open, and write the experiment.
+    """Show a table and the rules by which it is read, ask the open questions, and write the experiment.
 
     Raises:
-        BadInput: If something is open and nobody can be asked, or a run would refuse the data.
+        BadInput: If a question is open and nobody can be asked, or a run would refuse the data.
     """
 
     def show(line: str) -> None:
@@ -69,10 +69,10 @@ def _examine(table: Path, hints: ColumnHints) -> TableExamination | PublicDatase
 
 
 def _write_own_experiment(examination: TableExamination, out: Path, tell: partial[None]) -> tuple[list[str], list[str]]:
-    """Write the experiment, and a new table where one is necessary; leave none of both if the data are refused.
+    """Write the experiment, and a new table if one is necessary; write neither if the data are refused.
 
     Returns:
-        Lines for the user, and the settings that a person has to decide on.
+        Lines for the user, and the settings on which the user must decide.
     """
     new_table = out.with_suffix(".csv")
     if new_table.resolve() == examination.table.resolve():

@@ -1,7 +1,6 @@
 """For ``flwr-sim init``: write a commented experiment file for an inspected label table.
 
-Before the file is written, it passes all checks that a run makes before its first round, including decoding of all
-pictures.
+Before it is written, the file must pass all checks of a run before its first round, including decoding all pictures.
 """
 
 from collections.abc import Callable, Sequence
@@ -107,23 +106,23 @@ test_labels = "listed"          # or "all", where every class was looked for in 
 
 
 def describe_other_method(*, has_shared_class: bool) -> str:
-    """Return a sentence on the method to take where the number of rounds is limited and time is not.
+    """Return a sentence on the method to choose if the number of rounds is limited, and time is not.
 
     Args:
-        has_shared_class: True if several hospitals annotate a class.
+        has_shared_class: Whether several hospitals annotate a class.
     """
     method = '"fedseq" with missing = "masked" in [method]' if has_shared_class else '"polyclinic"'
     return f"If only few rounds are possible, and hospitals can train one after another: method = {method}."
 
 
 def describe_method_of_masks() -> list[str]:
-    """Return lines for the user on the method of a segmentation, and on the one to compare it with."""
+    """Return lines for the user on the method for masks, and on one to compare it with."""
     other = f"    {OTHER_METHOD_OF_MASKS} Figures: docs/segmentation.md."
     return [f"method: surgical, {METHOD_REASON_OF_MASKS}.", other]
 
 
 def describe_method(*, has_shared_class: bool) -> list[str]:
-    """Return lines for the user on the method of the experiment and the reason for it."""
+    """Return lines for the user on the experiment's method and its reason."""
     other = describe_other_method(has_shared_class=has_shared_class)
     return [f"method: surgical, {METHOD_REASON}.", f"    {other} Figures: docs/methods.md."]
 
@@ -131,9 +130,10 @@ def describe_method(*, has_shared_class: bool) -> list[str]:
 def check_and_write_experiment(
     data: InspectedDataset, out: Path, tell: Callable[[str], object] = lambda line: None
 ) -> list[str]:
-    """Check an experiment as a run does, write its file, and return lines on contents and limits of the data.
+    """Check an experiment as a run does, write its file, and return lines on the data's content and limits.
 
-    Progress lines are printed by ``tell`` while images are decoded.
+    Args:
+        tell: Prints progress lines while images are decoded.
 
     Raises:
         BadInput: If the file exists already, or a run would refuse the experiment.
@@ -158,10 +158,10 @@ def check_and_write_experiment(
 
 
 def check_experiment_text(text: str, out: Path, tell: Callable[[str], object]) -> tuple[DatasetSplits, list[str]]:
-    """Check the text of an experiment as a run does, with all pictures decoded.
+    """Check the text of an experiment as a run does, and decode all pictures.
 
     Returns:
-        The images, and lines on the hosts that a run would connect to.
+        The images, and lines on the hosts to which a run would connect.
 
     Raises:
         BadInput: If the file exists already, or a run would refuse the experiment.
@@ -178,14 +178,14 @@ def check_experiment_text(text: str, out: Path, tell: Callable[[str], object]) -
 
 
 def has_shared_class(data: InspectedDataset) -> bool:
-    """Return True if several hospitals of the table annotate a class, or several of those that are simulated."""
+    """Return True if several hospitals, of the table or simulated, annotate a class."""
     if data.hospitals is None:
         return choose_simulated_hospitals(data.class_count)[1] > 0
     return bool((data.hospitals.annotated.sum(axis=0) > 1).any())
 
 
 def describe_next_command(undecided_settings: Sequence[str], out: Path) -> str:
-    """Return a line for the user with the next command, and the decisions to make before it."""
+    """Return the next command for the user, and the decisions to make before it."""
     first = f"first decide on {join_as_english_list(undecided_settings)} in {out}, then: " if undecided_settings else ""
     run = f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
     compare = f"flwr-sim compare {quote(str(out))} OTHER.toml --out {quote(f'runs/{out.stem}_methods')}"
@@ -248,13 +248,13 @@ def format_experiment_text(
 
 
 def format_simulated_partition(class_count: int) -> str:
-    """Return the lines of ``[partition]`` for hospitals that are simulated."""
+    """Return the lines of ``[partition]`` for simulated hospitals."""
     sites, shared = choose_simulated_hospitals(class_count)
     return _SIMULATED.format(sites=sites, shared=shared)
 
 
 def make_relative_path(path: Path, folder: Path) -> str:
-    """Return a path relative to ``folder`` if it lies below the folder, else an absolute path."""
+    """Return the path relative to ``folder`` if it is below it, else the absolute path."""
     absolute = path.resolve()
     return absolute.relative_to(folder).as_posix() if absolute.is_relative_to(folder) else absolute.as_posix()
 
@@ -265,7 +265,7 @@ def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: boo
     Args:
         data: The data set, its images and its table.
         out: Path of the file; paths in the text are relative to its folder where possible.
-        confirmed: True to accept the synonyms that the file leaves to the user as comments, so that it can be checked.
+        confirmed: Whether the synonyms are accepted, for a check; the file proposes them as comments.
     """
     hospitals = data.hospitals
     if hospitals is None:
@@ -298,7 +298,7 @@ def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: boo
 
 
 def _format_data_lines(data: InspectedDataset, folder: Path) -> list[str]:
-    """Return the lines of ``[data]`` that name files and columns and say how cells are read."""
+    """Return the lines of ``[data]`` on files, columns and the reading of cells."""
     roles = data.roles
     lines = [
         'kind = "folder"',
@@ -339,7 +339,7 @@ def _format_data_lines(data: InspectedDataset, folder: Path) -> list[str]:
 
 
 def _format_mask_lines(data: InspectedDataset, folder: Path) -> list[str]:
-    """Return the lines of ``[data]`` on masks, their folder and their classes."""
+    """Return the lines of ``[data]`` on masks: their folder and classes."""
     lines, spec = list[str](), data.spec
     if spec.masks is not None:
         lines.append(f"masks = {format_as_json_text(make_relative_path(Path(spec.masks), folder))}")
@@ -355,7 +355,7 @@ def _format_mask_lines(data: InspectedDataset, folder: Path) -> list[str]:
 
 
 def _format_label_lines(data: InspectedDataset) -> list[str]:
-    """Return the lines of ``[data]`` on the label columns, or on the column of findings and the names in it."""
+    """Return the lines of ``[data]`` on the label columns, or on the finding column and the names in it."""
     roles, names = data.roles, data.names
     if names is None:
         lines = [f"label_columns = {format_as_json_text(list(roles.label_columns))}"]

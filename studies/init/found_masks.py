@@ -1,4 +1,4 @@
-"""For ``flwr-sim init``: find the columns of a table that name masks, and the files that they name."""
+"""For ``flwr-sim init``: find the mask columns of a table, and their files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,17 +26,17 @@ from polyclinic.studies.init.questions import ColumnHints, Question
 
 _LISTED = 3
 MOST_LOST = 0.5
-"""Part of a column's cells that may name no file where the column counts as one of files."""
+"""Fraction of cells that may name no file in a column of files."""
 
 
 @dataclass(frozen=True)
 class FoundMasks:
-    """The masks of a table on the disk.
+    """The mask files of a table.
 
     Attributes:
-        columns: The columns that name them.
-        folder: The folder from which their cells lead to the files.
-        classes: The classes that they mean, as far as they are settled.
+        columns: The mask columns.
+        folder: The folder from which the paths in the cells start.
+        classes: The classes of the masks, as far as they are known.
     """
 
     columns: tuple[MaskColumn, ...]
@@ -47,12 +47,12 @@ class FoundMasks:
 def find_masks(
     table: Path, columns: CsvTable, search: PictureSearch, hints: ColumnHints
 ) -> tuple[FoundMasks | None, list[Question]]:
-    """Find the columns of a table that name masks, and return the questions about their values.
+    """Find the mask columns of a table, and return the questions about their values.
 
-    Columns of findings that the user names go before masks.
+    If the user names finding columns and no mask columns, there are no masks.
 
     Raises:
-        BadInput: If masks that the user names are not there, or lie in several folders.
+        BadInput: If masks in columns that the user names do not exist, or are in several folders.
     """
     if hints.findings and not hints.masks:
         return None, []
@@ -90,7 +90,7 @@ def find_masks(
 
 
 def describe_masks(masks: FoundMasks, names: Sequence[str], hints: ColumnHints, *, is_open: bool) -> dict[str, str]:
-    """Return the rules by which the columns of masks and their classes were found."""
+    """Return the rules by which mask columns and their classes were found."""
     how = "you named it" if len(names) == 1 else "you named them"
     rules = {"masks": f"{', '.join(names)}: {how}" if hints.masks else describe_mask_columns(names)}
     return rules if is_open else rules | {"classes": masks.classes.rule}
@@ -113,7 +113,7 @@ def _make_no_masks_fault(name: str, table: Path) -> Fault:
 
 
 def _list_spread_rows(column: CsvColumn) -> list[int]:
-    """Return some rows in which a column is filled, spread over the table."""
+    """Return some rows, spread over the table, in which a column is filled."""
     rows = np.flatnonzero(~column.find_blank_rows())
     return [int(rows[place]) for place in spread_over_rows(len(rows))][:: max(1, LOOKED_AT // MOST_MASKS_READ)]
 
@@ -124,14 +124,14 @@ def _take_files(columns: CsvTable, name: str, folder: Path, rows: Sequence[int])
 
 
 def _find_image_column(columns: CsvTable, search: PictureSearch, masks: Mapping[str, Path]) -> str:
-    """Return the only column beside those of masks that names files or folders of slices; empty without one."""
+    """Return the only column, besides mask columns, that names files or folders of slices; otherwise ``""``."""
     others = [name for name in columns if name not in masks]
     images = [name for name in others if _locate_images(columns.get_column(name), search)]
     return images[0] if len(images) == 1 else ""
 
 
 def _locate_images(column: CsvColumn, search: PictureSearch) -> dict[int, Path]:
-    """Return row -> the picture that a column names there, also a folder of slices; empty if most name none."""
+    """Return row -> the picture (or folder of slices) in a column's cell; empty if most cells name none."""
     located = search.locate_pictures([column.cells[place] for place in column.places])
     places = dict[int, Path]()
     for row, path in enumerate(located.paths):

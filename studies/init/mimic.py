@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polyclinic.data.base.spec import MimicDatasetSpec
-from polyclinic.data.base.vocabulary import PART_NAMES
+from polyclinic.data.base.vocabulary import PART_WORDS
 from polyclinic.data.tables.csv import CsvTable, read_csv_table
 from polyclinic.data.tables.search import PictureSearch
 
@@ -68,4 +68,4 @@ def _read_parts(table: Path) -> Mapping[str, str]:
         return {}
     columns = read_csv_table(file, "labels")
     rows = zip(columns["dicom_id"].tolist(), columns["split"].tolist(), strict=True)
-    return {picture: PART_NAMES.get(part.casefold(), "") for picture, part in rows}
+    return {picture: PART_WORDS.get(part.casefold(), "") for picture, part in rows}

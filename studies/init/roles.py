@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.data.base.spec import NO_FINDING
-from polyclinic.data.base.vocabulary import PART_NAMES
+from polyclinic.data.base.vocabulary import PART_WORDS
 from polyclinic.data.tables.cells import interpret_label_cell, is_placeholder_finding, split_finding_names
 from polyclinic.data.tables.columns import (
     FINDING_HEADINGS,
     HOSPITAL_HEADINGS,
+    MIN_SENTENCE_WORDS,
     NO_FINDING_HEADINGS,
     NO_FINDING_WORDS,
     PATIENT_HEADINGS,
     READER_HEADINGS,
     SPLIT_HEADINGS,
-    TEXT_WORDS,
     contains_picture_endings,
     contains_repeated_words,
     describe_some_cells,
@@ -381,7 +381,7 @@ def _assign_split(columns: CsvTable, taken: Sequence[str], rules: dict[str, str]
 
 
 def _contains_part_names(column: CsvColumn) -> bool:
-    return all(cell.casefold() in PART_NAMES for cell in column.cells)
+    return all(cell.casefold() in PART_WORDS for cell in column.cells)
 
 
 # ---------------------------------------------------------------------- findings
@@ -585,7 +585,7 @@ def _choose_separator(column: CsvColumn) -> str:
 
 
 def _refuse_sentences(name: str, names: Sequence[str]) -> None:
-    long = [text for text in names if len(text.split()) >= TEXT_WORDS]
+    long = [text for text in names if len(text.split()) >= MIN_SENTENCE_WORDS]
     if 2 * len(long) > len(names):
         problem = f'column "{name}" holds texts ("{shorten_cell(long[0])}"), and no names of findings.'
         remedy = "Write the findings of each image in a column of their own: names with | between them, or 1 and 0."

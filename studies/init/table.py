@@ -1,4 +1,4 @@
-"""``flwr-sim init``: examine a user's own label table and its pictures, by plain rules, as a run reads them."""
+"""For ``flwr-sim init``: examine a user's label table and its pictures by simple rules, as a run reads them."""
 
 import os
 import re
@@ -70,30 +70,30 @@ from polyclinic.studies.init.roles import (
 
 USUAL_SIZE, SMALLEST_SIZE = 64, 16
 USUAL_SIDE, SMALLEST_SIDE = 48, 8
-"""Voxels a side of the volumes that init proposes."""
+"""Proposed side length of volumes in voxels."""
 VOXEL_TOLERANCE = 0.01
-"""Part of a voxel for which a grid gets no further one."""
+"""A fraction of a voxel up to this one adds no voxel to a grid."""
 MOST_SPLIT_SEEDS = 200
 MOST_HASHED_NAMES = 1_000_000
-"""Number of patients' names that are hashed in all tries of a seed together; a million take three seconds."""
+"""Number of patient names that are hashed in all tries of seeds together; a million take three seconds."""
 DEPTHS = (8, 10, 12, 14, 16)
 HEAD_ROWS = 4
 _FOLDER_LEVEL = re.compile(r"/[1-9]")
-"""The option's value for patients that the first, second, ... folder in the path of each picture names."""
+"""Value of the option if the first, second, ... folder in the path of each picture is the patient."""
 _MAX_LISTED = 3
 _MAX_OFFERED = 5
 
 
 @dataclass(frozen=True)
 class FoundPictures:
-    """The pictures of a table on the disk.
+    """The picture files of a table.
 
     Attributes:
         folder: The folder from which ``lines.paths`` start.
         lines: The pictures of each row.
-        names_lead_there: True if the cells themselves lead from ``folder`` to the pictures, one a row.
+        names_lead_there: Whether the cells are paths from ``folder``, one picture per row.
         absent: Names of missing pictures with their line numbers, as text; empty if none is missing.
-        unnamed: Files in the folder that no row names, and that are pictures by their ending.
+        unnamed: Pictures (by their extension) in the folder that no row names.
     """
 
     folder: Path
@@ -104,11 +104,11 @@ class FoundPictures:
 
     @property
     def is_present(self) -> NDArray[np.bool_]:
-        """``(rows,)``, whether the row has a picture."""
+        """Return whether each row has a picture, ``(rows,)``."""
         return np.array([bool(paths) for paths in self.lines.paths], dtype=np.bool_)
 
     def list_folders(self) -> tuple[str, ...]:
-        """Return the folders in which pictures lie, relative to ``folder``."""
+        """Return the folders of the pictures, relative to ``folder``."""
         parents = {str(Path(path).parent) for paths in self.lines.paths for path in paths}
         return tuple(sorted(parents))
 
@@ -119,7 +119,7 @@ class FoundPictures:
 
 @dataclass(frozen=True)
 class TableExamination:
-    """The roles of a table's columns as far as rules settle them, and the questions that they leave open.
+    """The roles of a table's columns, as far as rules find them, and the open questions.
 
     Attributes:
         table: The user's table.
@@ -127,11 +127,11 @@ class TableExamination:
         has_headings: False if the first line is a row.
         columns: All columns.
         known: The public table with these headings; None for any other.
-        roles: The roles of the columns, as far as they are settled.
-        pictures: The pictures; None while the column of pictures is a question.
-        patients_in_paths: Path of each picture -> its patient, if a folder's name in the path is the patient.
+        roles: The roles of the columns, as far as they are known.
+        pictures: The pictures; None while the picture column is a question.
+        patients_in_paths: Path of each picture -> its patient, if a folder in the path is the patient.
         masks: The masks; None for a table of labels.
-        questions: What the user must say before an experiment can be written.
+        questions: Questions that the user must answer before an experiment can be written.
     """
 
     table: Path
@@ -147,7 +147,7 @@ class TableExamination:
     masks: FoundMasks | None = None
 
     def describe_rules(self, width: int) -> list[str]:
-        """Return lines for the user: the head of the table, and what was taken for which role by which rule."""
+        """Return lines for the user: the head of the table, and each role with its columns and rule."""
         lines = [f"{self.table.name}, the first lines of {len(self.columns.lines):,}:"]
         lines += describe_head(self.head, width)
         if not self.has_headings:
@@ -157,10 +157,10 @@ class TableExamination:
 
 
 def examine_label_table(table: Path, hints: ColumnHints) -> TableExamination:
-    """Read a label table, give its columns their roles, and find its pictures.
+    """Read a label table, assign roles to its columns, and find its pictures.
 
     Raises:
-        BadInput: If the table is unreadable, lacks a column that the user named, or no picture exists.
+        BadInput: If the table is unreadable or lacks a column that the user named, or no picture exists.
     """
     if not is_file(table):
         raise BadInput([make_missing_input_fault(table)])
@@ -222,10 +222,10 @@ def examine_label_table(table: Path, hints: ColumnHints) -> TableExamination:
 def _find_patients(
     columns: CsvTable, roles: ColumnRoles, pictures: FoundPictures | None, paths: Sequence[str]
 ) -> tuple[list[str], ColumnRoles, list[Question]]:
-    """Look for patients that no column names: in DICOM files, then in the folders of the paths; else ask.
+    """Find patients that no column names: in DICOM files, then in the folders of the paths; else ask.
 
     Returns:
-        The patient of each path, if the folders name them; the roles with the rule; and the question.
+        The patient of each path, if the folders name them; the roles with the rule; the questions.
     """
     files = [] if pictures is None else pictures.list_files()
     in_paths = [find_patient_in_path(path) for path in paths]
@@ -242,9 +242,9 @@ def _find_patients(
 def _take_last_line(
     columns: CsvTable, search: PictureSearch, hints: ColumnHints, known: KnownTable | None
 ) -> tuple[CsvTable, str]:
-    """Return the table without a last line that may hold totals, and this line as text; else the table and no text.
+    """Return the table without a last line that may hold totals, and this line as text; else the table and ``""``.
 
-    Such a line names no file, and is blank in a column that all other lines fill, or the user names it.
+    Such a line names no file and is blank in a column that all other lines fill, or the user asks to leave it out.
     """
     count = len(columns.lines)
     blank = [columns.get_column(name).find_blank_rows() for name in columns]
@@ -262,13 +262,13 @@ def _take_last_line(
 
 
 def _list_folders_of_level(paths: Sequence[str], level: int) -> list[str]:
-    """Return the first, second, ... folder of each path; empty for a path that has fewer."""
+    """Return the first, second, ... folder of each path; ``""`` for a path with fewer folders."""
     folders = [path.split("/")[:-1] for path in paths]
     return [of_path[level - 1] if len(of_path) >= level else "" for of_path in folders]
 
 
 def _offer_folders(paths: Sequence[str]) -> list[Choice]:
-    """Return the folders of the paths as answers to who the patient is: each level with two names or more."""
+    """Return the folder levels with at least two names, as choices for the patient."""
     choices = list[Choice]()
     for level, of_level in enumerate(("first", "second", "third"), start=1):
         folders = _list_folders_of_level(paths, level)
@@ -280,7 +280,7 @@ def _offer_folders(paths: Sequence[str]) -> list[Choice]:
 
 
 def _ask_about_similar_patients(column: CsvColumn) -> list[Question]:
-    """Return a question if some patients have similar names, such as P-007 and p7."""
+    """Return a question if patients have similar names, such as P-007 and p7."""
     similar = find_similar_names(list(column.cells))
     if not similar:
         return []
@@ -296,10 +296,10 @@ def _ask_about_similar_patients(column: CsvColumn) -> list[Question]:
 
 
 def _read_head(table: Path, search: PictureSearch) -> tuple[bool, list[list[str]]]:
-    """Return whether the first line names the columns, and the first rows.
+    """Return whether the first line holds the headings, and the first rows.
 
-    A first line with the name of a picture, or with a path that ends in a slash, is a row. Without an ending, a name
-    counts if it has a digit and is that of a file.
+    A first line is a row if it has a picture's name, or a path that ends in a slash. A name without an extension counts
+    if it has a digit and is that of a file.
     """
     head = read_first_rows(table, HEAD_ROWS)
     first = head[0] if head else []
@@ -309,7 +309,7 @@ def _read_head(table: Path, search: PictureSearch) -> tuple[bool, list[list[str]
 
 
 def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> ColumnHints:
-    """Return the user's statements with column names in the form of the table.
+    """Return the hints with column names as the table has them.
 
     Raises:
         BadInput: If the table lacks a column.
@@ -360,9 +360,9 @@ def _normalize_hints(table: Path, columns: CsvTable, hints: ColumnHints) -> Colu
 def _refuse_placeholders_and_shared_columns(
     columns: Mapping[str, str | None], words: Mapping[str, Sequence[str]]
 ) -> None:
-    """Refuse placeholders that were not replaced, and one column for two roles.
+    """Refuse placeholders that were not replaced, and a column with two roles.
 
-    Only the column of pictures may be that of patients, too.
+    Only the picture column may also be the patient column.
 
     Args:
         columns: Column by option.
@@ -713,7 +713,7 @@ def complete_dataset(examination: TableExamination, new_table: Path) -> Inspecte
 
 
 def _leave_out_masks(pictures: FoundPictures, examination: TableExamination) -> tuple[str, ...]:
-    """Return the pictures of the folder that no line names, neither as an image nor as a mask."""
+    """Return the pictures of the folder that no line names as an image or a mask."""
     masks = examination.masks
     if masks is None:
         return pictures.unnamed
@@ -763,11 +763,11 @@ def _make_spec(
 def _make_no_pictures_fault(column: CsvColumn, name: str, where: str, search: PictureSearch) -> Fault:
     """Return the fault that none of the pictures in a column exists.
 
-    The remedy names pictures that do exist under similar names: in another folder, or with another ending.
+    The remedy names pictures that exist with similar names: in another folder, or with another extension.
 
     Args:
         name: Name of the column.
-        where: Phrase that says where the pictures were searched.
+        where: Phrase for where the pictures were searched.
     """
     first = next(filter(None, column.cells), "")
     problem = f'none of the {len(column.places)} pictures of column "{name}" is {where}; the first is "{first}".'
@@ -807,12 +807,12 @@ def _read_and_check_label_table(spec: FolderDatasetSpec, columns: CsvTable) -> L
 
 @dataclass(frozen=True)
 class _PictureSummary:
-    """Properties of one PNG or JPEG file.
+    """Properties of a PNG or JPEG file.
 
     Attributes:
         size: Height and width.
-        color: Whether the picture has real colours, not grey stored as RGB.
-        brightest: Brightest sample of a 16-bit file; None for other files.
+        color: Whether the picture has colours; grey stored as RGB has none.
+        brightest: Brightest sample of a 16-bit file; None for others.
     """
 
     size: tuple[int, int]
@@ -821,7 +821,7 @@ class _PictureSummary:
 
 
 def _summarize_picture(picture: Path) -> _PictureSummary | None:
-    """Decode a PNG or JPEG file and return its properties; None for another format or a damaged file."""
+    """Decode a PNG or JPEG file and return its properties; None for other formats and damaged files."""
     try:
         with open_png_or_jpeg(picture) as image:
             size = image.height, image.width

@@ -97,7 +97,7 @@ def test_init_writes_what_the_coordinators_experiment_says_of_pixels(tmp_path: P
 def test_decoded_images_are_kept_as_the_policy_says_and_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "SMALL_BYTES", 0)
+    monkeypatch.setattr(store, "CACHE_THRESHOLD_BYTES", 0)
     make_site_folder(tmp_path, "north")
     pictures(tmp_path, "train train test")
     text, lines = (tmp_path / "site.toml").read_text(encoding="utf-8"), list[str]()
@@ -116,7 +116,7 @@ def test_decoded_images_are_kept_as_the_policy_says_and_no_longer(
 def test_images_behind_a_link_go_when_the_policy_changes_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "SMALL_BYTES", 0)
+    monkeypatch.setattr(store, "CACHE_THRESHOLD_BYTES", 0)
     site, disk = tmp_path / "site", tmp_path / "disk"
     make_site_folder(site, "north")
     pictures(site, "train train test")
@@ -134,7 +134,7 @@ def test_images_behind_a_link_go_when_the_policy_changes_and_nothing_else(
 
 
 def test_without_its_key_a_folder_keeps_no_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "SMALL_BYTES", 0)
+    monkeypatch.setattr(store, "CACHE_THRESHOLD_BYTES", 0)
     make_site_folder(tmp_path, "north")
     pictures(tmp_path, "train train test")
     (tmp_path / "north.key").unlink()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from polyclinic.data.base.spec import AugmentationSpec
 from polyclinic.data.images.augmentation import (
-    GREY,
+    HOLE_VALUE,
     RANDOM_CHANGES,
     apply_strong_augmentation,
     apply_weak_augmentation,
@@ -164,7 +164,7 @@ def test_a_square_of_half_the_shorter_side_becomes_grey_and_nothing_else_changes
     images, draws = noise(), drawn("identity", 0.5, 6)
     draws[-2:] = middle
     changed = apply_strong_augmentation(images, draws)
-    assert (changed[:, :, *square] == GREY).all()
+    assert (changed[:, :, *square] == HOLE_VALUE).all()
     assert int((changed != images).sum()) == changed[:, :, *square].numel()
 
 

@@ -12,7 +12,14 @@ from PIL import Image
 from polyclinic.common.config import Experiment
 from polyclinic.common.metrics.segmentation import AreaComparison
 from polyclinic.common.prediction.outlined_images import choose_spread_indices, rank_images
-from polyclinic.data.images.outlines import BOTH, OUTLINED, PREDICTED, SMALLEST_SIDE, draw_outlines, find_border
+from polyclinic.data.images.outlines import (
+    BOTH_COLOR,
+    MIN_SIDE,
+    OUTLINED_COLOR,
+    PREDICTED_COLOR,
+    draw_outlines,
+    find_border,
+)
 from polyclinic.server.runs.samples import report_shows_sample_images
 from tests.federations import finished
 from tests.organs import ORGANS, VOLUMES
@@ -36,9 +43,9 @@ def test_each_kind_of_border_has_its_colour_and_the_rest_stays_grey() -> None:
     predicted[90:95, 10:20] = True
     drawn = draw_outlines(image, outlined, predicted)
     assert drawn.shape == (200, 300, 3)
-    assert drawn[10, 15].tolist() == list(BOTH)
-    assert drawn[50, 15].tolist() == list(OUTLINED)
-    assert drawn[94, 15].tolist() == list(PREDICTED)
+    assert drawn[10, 15].tolist() == list(BOTH_COLOR)
+    assert drawn[50, 15].tolist() == list(OUTLINED_COLOR)
+    assert drawn[94, 15].tolist() == list(PREDICTED_COLOR)
     assert drawn[92, 15].tolist() == drawn[150, 150].tolist() == [77, 77, 77]
 
 
@@ -48,7 +55,7 @@ def test_a_volume_is_shown_by_the_slice_with_most_of_the_outline_and_enlarged() 
     outlined[3, 5:9, 5:9] = True
     outlined[1, 5:7, 5:7] = True
     predicted[4] = True
-    factor = SMALLEST_SIDE // 40
+    factor = MIN_SIDE // 40
     drawn = draw_outlines(volume, outlined, predicted)
     assert drawn.shape == (20 * factor, 40 * factor, 3)
     assert drawn[0, 0].tolist() == [3, 3, 3]
@@ -82,7 +89,7 @@ def test_the_report_of_drawn_organs_shows_outlines(settings: tuple[str, ...]) ->
     assert first[0]["dice"] >= first[1]["dice"] >= first[2]["dice"]
     with Image.open(io.BytesIO(base64.b64decode(first[0]["png"]))) as picture:
         colours = {tuple(colour) for colour in np.asarray(picture).reshape(-1, 3).tolist()}
-    assert colours & {OUTLINED, BOTH}
+    assert colours & {OUTLINED_COLOR, BOTH_COLOR}
     page = (folder / "report.html").read_text()
     assert "Outlines on test images" in page
     assert first[0]["png"] in page

@@ -35,7 +35,7 @@ def test_pictures_are_compared_and_identified_in_a_cache_as_in_memory(
 ) -> None:
     rows = {"train": np.arange(40), "val": np.arange(40, 50), "test": np.arange(50, 60)}
     in_memory = of_npz(tmp_path, rows)
-    monkeypatch.setattr(npz, "KEPT_BYTES", 0)
+    monkeypatch.setattr(npz, "MAX_IMAGE_BYTES_IN_MEMORY", 0)
     place = DecodedImageStore(tmp_path / "cache", secret=secret)
     cached = load_dataset(NPZ, tmp_path, place)
     assert isinstance(cached.train.stored, LazyPictures)

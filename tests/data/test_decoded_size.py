@@ -16,8 +16,8 @@ from pydicom.dataset import Dataset
 
 from polyclinic.common.errors import BadInput
 from polyclinic.data.base.decoded_size import (
-    LARGEST_MB,
-    SHARE_OF_MEMORY,
+    DEFAULT_LARGEST_MB,
+    MAX_MEMORY_SHARE,
     compute_decoded_file_size_limit,
     measure_process_memory_limit,
 )
@@ -44,7 +44,7 @@ MIB = 1 << 20
     ],
 )
 def test_medmnist_may_be_read_where_three_quarters_of_the_memory_hold_it(packed: int, unpacked: int) -> None:
-    fits = unpacked <= max(LARGEST_MB * MIB, SHARE_OF_MEMORY * measure_process_memory_limit())
+    fits = unpacked <= max(DEFAULT_LARGEST_MB * MIB, MAX_MEMORY_SHARE * measure_process_memory_limit())
     assert (unpacked <= compute_decoded_file_size_limit(packed)) == fits
 
 
@@ -169,7 +169,7 @@ FORMS: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_picture_is_the_same_in_bands(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = decode_dicom_pixels(FORMS[form]())
-    monkeypatch.setattr(bands, "BAND", 5 * 52)
+    monkeypatch.setattr(bands, "VALUES_PER_BAND", 5 * 52)
     np.testing.assert_array_equal(decode_dicom_pixels(FORMS[form]()), whole)
 
 

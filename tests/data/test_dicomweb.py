@@ -27,7 +27,8 @@ from polyclinic.data.base.image_set import DatasetSplits, are_all_patients_known
 from polyclinic.data.base.spec import DicomwebDatasetSpec, list_dataset_uses
 from polyclinic.data.connections import list_dataset_connections
 from polyclinic.data.dicomweb import client, search
-from polyclinic.data.dicomweb.archive import MARK, PacsImageCache
+from polyclinic.data.dicomweb.archive import PacsImageCache
+from polyclinic.data.images.pixel_cache import CACHE_MARK_FILE
 from polyclinic.data.load import load_dataset
 from polyclinic.data.sources.dicomweb import PacsLabelTable, open_dicomweb_table
 from tests.certificates import self_signed
@@ -43,7 +44,7 @@ NOTE = picture(3, 0, "P0", "SR")
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tries come at once."""
-    monkeypatch.setattr(client, "WAITS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(client, "RETRY_DELAYS_S", (0.0, 0.0, 0.0))
 
 
 @dataclass
@@ -252,7 +253,7 @@ def test_a_folder_with_files_of_others_is_no_cache(site: Site) -> None:
     assert "holds files that are not this cache's" in message
     assert [file.name for file in (site.folder / "archive").iterdir()] == ["1.2.3.dcm"]
     assert "holds files" in site.fault(cache=".")
-    assert not (site.folder / MARK).exists()
+    assert not (site.folder / CACHE_MARK_FILE).exists()
     (site.folder / "labels.csv").chmod(0o644)
     assert "labels.csv is no folder" in site.fault(cache="labels.csv")
     assert (site.folder / "labels.csv").stat().st_mode & 0o777 == 0o644
@@ -574,7 +575,7 @@ def test_a_server_that_ignores_the_accession_number(site: Site) -> None:
 
 
 def test_pages_without_end(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "MOST_PAGES", 20)
+    monkeypatch.setattr(search, "MAX_PAGES", 20)
     site.pacs.instead["/studies/1.2.0/"] = lambda request: as_json(
         [{**MEMBERS[0].as_json(), "00080018": {"vr": "UI", "Value": [f"1.2.{request.query['offset']}.7"]}}]
     )

@@ -20,7 +20,7 @@ from polyclinic.data.base.image_set import (
 from polyclinic.data.base.masks import LazyMasks, concatenate_masks
 from polyclinic.data.base.spec import FolderDatasetSpec
 from polyclinic.data.images import mask_store, store
-from polyclinic.data.images.pixel_cache import PIXELS, MemoryMappedPictures
+from polyclinic.data.images.pixel_cache import PIXELS_FILE, MemoryMappedPictures
 from polyclinic.data.images.store import MEMORY_STORE, DecodedImageStore
 from polyclinic.data.load import load_dataset
 from polyclinic.data.tables import masks as table_masks
@@ -33,9 +33,9 @@ SECRETS = pytest.mark.parametrize("secret", [None, bytes(range(32))], ids=["plai
 @pytest.fixture(autouse=True)
 def every_set_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also small sets are cached, at once."""
-    monkeypatch.setattr(store, "SMALL_BYTES", 0)
-    monkeypatch.setattr(store, "SETTLED_S", 0.0)
-    monkeypatch.setattr(mask_store, "SETTLED_S", 0.0)
+    monkeypatch.setattr(store, "CACHE_THRESHOLD_BYTES", 0)
+    monkeypatch.setattr(store, "MIN_FILE_AGE_S", 0.0)
+    monkeypatch.setattr(mask_store, "MIN_FILE_AGE_S", 0.0)
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_an_image_without_a_mask_shows_nothing_and_is_annotated_nowhere(tmp_path
 def test_a_mask_that_somebody_changed_in_the_cache_is_noticed(tmp_path: Path) -> None:
     root, place = folder_of(tmp_path), DecodedImageStore(tmp_path / "cache")
     load(root, place)
-    (masks,) = [file for file in (tmp_path / "cache").glob(f"*/{PIXELS}") if '"masks"' in form_of(file)]
+    (masks,) = [file for file in (tmp_path / "cache").glob(f"*/{PIXELS_FILE}") if '"masks"' in form_of(file)]
     content = bytearray(masks.read_bytes())
     content[5] ^= 1
     masks.write_bytes(content)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from polyclinic.data.base.spec import Axis, FolderDatasetSpec, PictureRenderingOptions
 from polyclinic.data.images import nifti
 from polyclinic.data.images.nifti import render_nifti_slice
-from polyclinic.data.images.reading import BLANK, DecodedImageFormat, decode_picture
+from polyclinic.data.images.reading import BLANK_KEY, DecodedImageFormat, decode_picture
 from polyclinic.data.images.store import decode_pictures
 from polyclinic.data.load import load_dataset
 from tests.data.nifti_files import AFFINE, volume, write
@@ -82,9 +82,10 @@ def test_without_a_window_the_range_of_the_slice_is_shown(tmp_path: Path) -> Non
 def test_a_window_that_misses_a_whole_slice_is_noticed(values: tuple[int, int], blank: bool, tmp_path: Path) -> None:
     write(tmp_path / "it.nii", np.array(values, dtype="<i2").reshape(2, 1, 1))
     assert (
-        decode_picture(tmp_path / "it.nii", PictureRenderingOptions(window=(900, 20))).info.get(BLANK, False) == blank
+        decode_picture(tmp_path / "it.nii", PictureRenderingOptions(window=(900, 20))).info.get(BLANK_KEY, False)
+        == blank
     )
-    assert not decode_picture(tmp_path / "it.nii", PictureRenderingOptions(window=(20, 30))).info.get(BLANK, False)
+    assert not decode_picture(tmp_path / "it.nii", PictureRenderingOptions(window=(20, 30))).info.get(BLANK_KEY, False)
 
 
 def test_numbers_that_are_none_are_black(tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ def test_images_of_a_large_file_are_kept_on_the_disk(
 ) -> None:
     base, lines = save(**changes), list[str]()
     expected = load_dataset(spec(**settings), base)
-    monkeypatch.setattr(npz, "KEPT_BYTES", 0)
-    monkeypatch.setattr(store, "SETTLED_S", 0)
+    monkeypatch.setattr(npz, "MAX_IMAGE_BYTES_IN_MEMORY", 0)
+    monkeypatch.setattr(store, "MIN_FILE_AGE_S", 0)
     for _ in range(2):
         lines.clear()
         splits = load_dataset(spec(**settings), base, DecodedImageStore(base / "cache", tell=lines.append))
@@ -102,8 +102,8 @@ def test_a_large_file_that_has_just_changed_is_hashed_again(
 ) -> None:
     # It may change once more without another time of change, as in Git's "racy" index.
     base, hashed, plain = save(), list[Path](), PixelCache.hash_image_file
-    monkeypatch.setattr(npz, "KEPT_BYTES", 0)
-    monkeypatch.setattr(store, "SETTLED_S", settled_s)
+    monkeypatch.setattr(npz, "MAX_IMAGE_BYTES_IN_MEMORY", 0)
+    monkeypatch.setattr(store, "MIN_FILE_AGE_S", settled_s)
     monkeypatch.setattr(PixelCache, "hash_image_file", lambda cache, file: (hashed.append(file), plain(cache, file))[1])
     for _ in range(2):
         load_dataset(spec(), base, DecodedImageStore(base / "cache"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyclinic.data.base.spec import DrawnOrgansDatasetSpec
-from polyclinic.data.images.patches import PatchPlaces, PatchSampling, draw_patch_places
+from polyclinic.data.images.patches import PatchPositions, PatchSampling, draw_patch_positions
 from polyclinic.data.images.pixel_cache import MemoryMappedPictures, PixelCache
 from polyclinic.data.images.pixels import ImageTensors, load_pixels_on_device, make_mask_tensors
 from polyclinic.data.sources.drawn_organs import load_drawn_organs
@@ -20,8 +20,8 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def draw(sampling: PatchSampling, shows: np.ndarray, pixels: np.ndarray, seed: int = 0) -> PatchPlaces:
-    return draw_patch_places(sampling, SIDES, shows, lambda row, column: pixels, generator(seed))
+def draw(sampling: PatchSampling, shows: np.ndarray, pixels: np.ndarray, seed: int = 0) -> PatchPositions:
+    return draw_patch_positions(sampling, SIDES, shows, lambda row, column: pixels, generator(seed))
 
 
 def test_patches_anywhere_fill_the_image_and_never_leave_it() -> None:
@@ -52,7 +52,7 @@ def test_each_class_that_an_image_shows_is_drawn_as_often() -> None:
     pixels = {0: np.array([0]), 2: np.arange(240, 480)}
     sampling = PatchSampling((1, 1, 1), 3000, 1.0)
     shows = np.array([[True, False, True]])
-    places = draw_patch_places(sampling, SIDES, shows, lambda row, column: pixels[column], generator())
+    places = draw_patch_positions(sampling, SIDES, shows, lambda row, column: pixels[column], generator())
     assert float((places.corners[:, 0] < 3).mean()) == pytest.approx(0.5, abs=0.03)
 
 

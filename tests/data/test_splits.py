@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from polyclinic.data.base.image_set import (
     PARTS,
-    UNKNOWN_PATIENT,
+    PLACEHOLDER_PATIENT_PREFIX,
     are_all_patients_known,
     make_placeholder_patient_names,
 )
@@ -135,7 +135,9 @@ def test_images_of_unknown_patients_are_split_as_by_their_running_numbers() -> N
     unknown, numbers = make_placeholder_patient_names(500), np.arange(500).astype(np.str_)
     split, same = split_patients(unknown, abnormal, 3), split_patients(numbers, abnormal, 3)
     for part in ("train", "validation", "test"):
-        assert [name.removeprefix(UNKNOWN_PATIENT) for name in getattr(split, part)] == getattr(same, part).tolist()
+        assert [name.removeprefix(PLACEHOLDER_PATIENT_PREFIX) for name in getattr(split, part)] == getattr(
+            same, part
+        ).tolist()
     assert not are_all_patients_known(unknown)
     assert are_all_patients_known(numbers)
 

@@ -26,7 +26,13 @@ from polyclinic.common.errors import BadInput
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.base.spec import PictureRenderingOptions
 from polyclinic.data.images import store
-from polyclinic.data.images.pixel_cache import IN_USE, PIXELS, ROWS, CacheFolderLock, MemoryMappedPictures
+from polyclinic.data.images.pixel_cache import (
+    IN_USE_FILE,
+    PIXELS_FILE,
+    ROWS_FILE,
+    CacheFolderLock,
+    MemoryMappedPictures,
+)
 from polyclinic.data.images.pixels import load_pixels_on_device
 from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.data.images.store import (
@@ -48,8 +54,8 @@ SECRETS = pytest.mark.parametrize("place", [CACHE, replace(CACHE, secret=bytes(r
 def every_set_is_cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Work in a folder of the test's own, where also small sets are cached at once."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(store, "SMALL_BYTES", 0)
-    monkeypatch.setattr(store, "SETTLED_S", 0.0)
+    monkeypatch.setattr(store, "CACHE_THRESHOLD_BYTES", 0)
+    monkeypatch.setattr(store, "MIN_FILE_AGE_S", 0.0)
 
 
 def write_pictures(count: int, *, color: bool = False, first: int = 0, folder: Path = Path("images")) -> list[Path]:
@@ -91,14 +97,14 @@ def read_rows(files: Sequence[Path], place: DecodedImageStore = CACHE, form: Dec
     return sorted(reads)
 
 
-def stored(name: str = PIXELS, folder: Path = Path("cache")) -> Path:
+def stored(name: str = PIXELS_FILE, folder: Path = Path("cache")) -> Path:
     (path,) = folder.glob(f"*/{name}")
     return path
 
 
 def sizes(folder: Path = Path("cache")) -> list[int]:
     """Return the bytes of each data set in the cache."""
-    return sorted(file.stat().st_size for file in folder.glob(f"*/{PIXELS}"))
+    return sorted(file.stat().st_size for file in folder.glob(f"*/{PIXELS_FILE}"))
 
 
 def flip_bit(place: int) -> None:
@@ -136,7 +142,7 @@ def test_a_file_is_read_again_only_if_it_or_the_decoder_may_have_changed(monkeyp
 
 def test_a_file_that_has_just_changed_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     # It may change once more without another time of change, as in Git's "racy" index.
-    monkeypatch.setattr(store, "SETTLED_S", 60.0)
+    monkeypatch.setattr(store, "MIN_FILE_AGE_S", 60.0)
     files = write_pictures(3)
     assert [read_rows(files) for _ in range(2)] == [[0, 1, 2]] * 2
 
@@ -202,7 +208,7 @@ EXCHANGES = {"exchanged": [0, 1, 5, 3, 4, 2, *range(6, 40)], "repeated": [0, 1, 
 
 
 @pytest.mark.parametrize("order", EXCHANGES.values(), ids=EXCHANGES)
-@pytest.mark.parametrize("name", [PIXELS, ROWS])
+@pytest.mark.parametrize("name", [PIXELS_FILE, ROWS_FILE])
 @SECRETS
 def test_rows_and_records_exchanged_are_refused(place: DecodedImageStore, name: str, order: list[int]) -> None:
     files, place = write_pictures(40), replace(place, workers=1)
@@ -273,7 +279,7 @@ import sys, time
 from pathlib import Path
 from polyclinic.data.images import pixel_cache, store
 from polyclinic.data.images.reading import DecodedImageFormat
-store.SMALL_BYTES, store.SETTLED_S, pixel_cache.FLUSH_S = 0, 0.0, 0.05
+store.CACHE_THRESHOLD_BYTES, store.MIN_FILE_AGE_S, pixel_cache.FLUSH_INTERVAL_S = 0, 0.0, 0.05
 files, count = sorted(Path(sys.argv[1]).iterdir()), 0
 def read(row):
     global count
@@ -300,7 +306,7 @@ def decoding(pause_s: float) -> Iterator["subprocess.Popen[str]"]:
 
 
 def kept_bytes() -> int:
-    return sum(path.stat().st_size for path in Path("cache").glob(f"*/{ROWS}"))
+    return sum(path.stat().st_size for path in Path("cache").glob(f"*/{ROWS_FILE}"))
 
 
 def test_a_killed_program_leaves_whole_pictures_that_are_not_decoded_again() -> None:
@@ -324,7 +330,7 @@ def test_two_programs_at_once_decode_each_picture_once() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(cut=st.integers(0, 400), which=st.sampled_from([ROWS, "files", PIXELS]))
+@given(cut=st.integers(0, 400), which=st.sampled_from([ROWS_FILE, "files", PIXELS_FILE]))
 def test_records_that_a_crash_cut_do_not_count(tmp_path_factory: pytest.TempPathFactory, cut: int, which: str) -> None:
     folder = tmp_path_factory.mktemp("cut")
     files, place = write_pictures(7, folder=folder / "images"), DecodedImageStore(folder / "cache")
@@ -381,7 +387,7 @@ def test_a_new_data_set_takes_the_place_of_the_one_used_longest_ago() -> None:
     files, room = write_pictures(10), replace(CACHE, limit_bytes=10 * (64 + 81))
     for time_of_use, side in enumerate((8, 9)):
         decode(files, room, replace(FORM, size=side))
-        (newest,) = (file for file in Path("cache").glob(f"*/{IN_USE}") if file.stat().st_mtime > 1000)
+        (newest,) = (file for file in Path("cache").glob(f"*/{IN_USE_FILE}") if file.stat().st_mtime > 1000)
         os.utime(newest, (time_of_use, time_of_use))
     gc.collect()
     decode(files, room, replace(FORM, size=7))
@@ -423,7 +429,7 @@ def test_the_limit_and_the_share_of_the_disk_that_stays_free_are_named(monkeypat
     files = write_pictures(10)
     with pytest.raises(BadInput, match=r"10 images take 640 B .*at most|may take 600 B \(simulation\.image_cache_gb\)"):
         decode(files, replace(CACHE, limit_bytes=600))
-    monkeypatch.setattr(store, "SPARE_BYTES", 1 << 60)
+    monkeypatch.setattr(store, "RESERVED_DISK_BYTES", 1 << 60)
     with pytest.raises(BadInput, match=r"of which .* stay free.* simulation\.image_cache_gb = 0"):
         decode(files)
 
@@ -442,7 +448,7 @@ def test_a_folder_that_cannot_be_used_is_said_and_does_without() -> None:
 
 def write_users_folder(folder: Path) -> None:
     (folder / "scans" / "2024").mkdir(parents=True)
-    (folder / "scans" / PIXELS).write_bytes(bytes(10_000))
+    (folder / "scans" / PIXELS_FILE).write_bytes(bytes(10_000))
     (folder / "scans" / "2024" / "a.dcm").write_text("irreplaceable")
     (folder / "notes.txt").write_text("mine")
     folder.chmod(0o2775)
@@ -515,7 +521,7 @@ def test_a_file_is_another_one_if_its_place_size_or_times_differ(monkeypatch: py
 
 
 def test_few_files_leave_nothing_on_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "SMALL_BYTES", 1 << 20)
+    monkeypatch.setattr(store, "CACHE_THRESHOLD_BYTES", 1 << 20)
     decode(write_pictures(3))
     assert not Path("cache").exists()
 

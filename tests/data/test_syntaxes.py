@@ -17,7 +17,7 @@ from pydicom.encaps import get_frame
 from pydicom.pixels import get_decoder
 from pydicom.pixels.utils import pixel_array
 
-from polyclinic.data.images.syntaxes import READ_BY, is_transfer_syntax_readable, register_pydicom_decoder
+from polyclinic.data.images.syntaxes import DECODER_BY_SYNTAX, is_transfer_syntax_readable, register_pydicom_decoder
 from tests.data.dicom_files import decode_dicom_pixels
 from tests.data.dicom_syntaxes import (
     as_jpeg,
@@ -62,16 +62,16 @@ def second_pixels(data: bytes, syntax: str) -> dict[str, NDArray[Any]]:
     if syntax in HTJ2K:  # ours is OpenJPEG
         frame = get_frame(pydicom.dcmread(io.BytesIO(data)).PixelData, 0, number_of_frames=1)
         return {"OpenJPH": imagecodecs.htj2k_decode(frame)}
-    if not READ_BY[syntax] or syntax == uid.RLELossless:
+    if not DECODER_BY_SYNTAX[syntax] or syntax == uid.RLELossless:
         return {"gdcm": by_gdcm_pixels(data)}
-    names = [name for name in get_decoder(uid.UID(syntax)).available_plugins if name != READ_BY[syntax]]
+    names = [name for name in get_decoder(uid.UID(syntax)).available_plugins if name != DECODER_BY_SYNTAX[syntax]]
     assert names
     return {name: decoded(data, name) for name in names}
 
 
 def agree(data: bytes, syntax: str, pixels: NDArray[Any], off: int) -> None:
     """Our decoder is as near to the source as said, and every other one to ours."""
-    ours = decoded(data, READ_BY[syntax])
+    ours = decoded(data, DECODER_BY_SYNTAX[syntax])
     assert np.abs(ours.astype(int) - pixels).max() <= off
     for name, other in second_pixels(data, syntax).items():
         assert np.abs(other.astype(int) - ours).max() <= (1 if off else 0), name
@@ -98,7 +98,7 @@ def test_near_lossless_jpeg_ls_is_off_by_no_more_than_it_says(bits: int, signed:
     syntax, pixels = uid.JPEGLSNearLossless, source(bits, signed=signed)
     data = by_pydicom(plain(pixels, bits), syntax, jls_error=2)
     agree(data, syntax, pixels, off=2)
-    assert (decoded(data, READ_BY[syntax]) != pixels).any()
+    assert (decoded(data, DECODER_BY_SYNTAX[syntax]) != pixels).any()
 
 
 def as_lossy_htj2k(data: bytes, syntax: str) -> bytes:
@@ -135,7 +135,7 @@ def test_a_deflated_file_is_what_was_deflated() -> None:
 
 
 def test_every_syntax_of_the_table_has_its_decoder_installed() -> None:
-    assert [syntax for syntax in READ_BY if not is_transfer_syntax_readable(syntax)] == []
+    assert [syntax for syntax in DECODER_BY_SYNTAX if not is_transfer_syntax_readable(syntax)] == []
 
 
 EVERY_LOSSLESS = {**LOSSLESS, **dict.fromkeys((*NOT_PACKED, uid.DeflatedExplicitVRLittleEndian), unpacked_as)}
@@ -158,12 +158,12 @@ def test_a_window_shows_the_same_of_two_decoders_pixels(syntax: str, bits: int, 
 
 def test_every_syntax_of_the_table_is_held_to_a_second_decoder() -> None:
     lossy = {uid.JPEGBaseline8Bit, uid.JPEGExtended12Bit, uid.JPEGLSNearLossless, uid.JPEG2000}
-    assert {*EVERY_LOSSLESS, *lossy} == READ_BY.keys()
+    assert {*EVERY_LOSSLESS, *lossy} == DECODER_BY_SYNTAX.keys()
 
 
 def test_lossy_jpeg_of_12_bits_is_near_its_source() -> None:
     pixels = source(12)
-    ours = decoded(jpeg_of_12_bits(pixels), READ_BY[uid.JPEGExtended12Bit])
+    ours = decoded(jpeg_of_12_bits(pixels), DECODER_BY_SYNTAX[uid.JPEGExtended12Bit])
     assert np.abs(ours.astype(int) - pixels).max() <= 64
 
 
@@ -180,4 +180,4 @@ def test_lossy_jpeg_of_12_bits_is_what_dcmtk_makes_of_it(tmp_path: Path) -> None
     (tmp_path / "packed.dcm").write_bytes(data)
     subprocess.run(["dcmdjpeg", "packed.dcm", "plain.dcm"], cwd=tmp_path, check=True)
     theirs = pixel_array(tmp_path / "plain.dcm")
-    assert np.abs(theirs.astype(int) - decoded(data, READ_BY[uid.JPEGExtended12Bit])).max() <= 1
+    assert np.abs(theirs.astype(int) - decoded(data, DECODER_BY_SYNTAX[uid.JPEGExtended12Bit])).max() <= 1

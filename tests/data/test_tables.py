@@ -752,8 +752,8 @@ def test_a_link_is_the_picture_that_it_leads_to(tmp_path: Path) -> None:
 @pytest.fixture
 def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder whose pictures a, b and c, of which b is a copy of a, are all decoded into a cache."""
-    monkeypatch.setattr(store, "SMALL_BYTES", 0)
-    monkeypatch.setattr(store, "SETTLED_S", 0.0)
+    monkeypatch.setattr(store, "CACHE_THRESHOLD_BYTES", 0)
+    monkeypatch.setattr(store, "MIN_FILE_AGE_S", 0.0)
     (tmp_path / "scans").mkdir()
     for name, grey in (("a", 101), ("b", 101), ("c", 102)):  # files of one size
         Image.new("L", (20, 20), grey).save(tmp_path / "scans" / f"{name}.png")

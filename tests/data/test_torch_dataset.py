@@ -24,7 +24,7 @@ from torchvision.transforms import v2
 from polyclinic.common.errors import BadInput
 from polyclinic.data import LabelledImages
 from polyclinic.data.base.image_set import (
-    GREY_DIGESTS,
+    MIN_HASH_DIGEST,
     DatasetSplits,
     are_all_patients_known,
     compute_picture_digest,
@@ -34,7 +34,7 @@ from polyclinic.data.images.pixels import load_pixels_on_device
 from polyclinic.data.images.store import DecodedImageStore
 from polyclinic.data.load import load_dataset
 from polyclinic.data.sources import plugin
-from polyclinic.data.sources.item_notes import NOT_REPRODUCIBLE
+from polyclinic.data.sources.item_notes import NOT_REPRODUCIBLE_NOTE
 from polyclinic.data.sources.torch_dataset import TorchDatasetPictures
 
 NAN = float("nan")
@@ -493,7 +493,7 @@ def test_a_generator_out_of_reach_is_named_and_the_run_goes_on(opened: Any) -> N
     splits = opened(LabelledImages(Items(shuffled), patients=PAIRS))
     for part in splits.parts:
         assert not part.is_reproducible
-        assert part.notes[0] == NOT_REPRODUCIBLE
+        assert part.notes[0] == NOT_REPRODUCIBLE_NOTE
         assert len(part.notes) == 2  # the other is that test pictures are augmented
     assert opened(LabelledImages(Items(noisy), patients=PAIRS)).train.is_reproducible
 
@@ -513,7 +513,7 @@ def test_a_picture_of_one_grey_is_known_by_its_value(low: float, other: float, e
     pictures = [np.full((4, 4), low, np.uint8 if low == 100 else np.float32), np.full((4, 4), other, np.float32)]
     first, second = map(compute_picture_digest, pictures)
     assert (first == second) == equal
-    assert max(first, second) < GREY_DIGESTS
+    assert max(first, second) < MIN_HASH_DIGEST
 
 
 DARK = of(lambda row: GREY[row] / 65535, labels=LABELS, value_range=(0, 255 / 65535))

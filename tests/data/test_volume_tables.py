@@ -80,7 +80,7 @@ def test_the_patient_of_a_series_is_that_of_its_slices(folder: Path) -> None:
 def test_the_cache_on_the_disk_has_the_same_voxels_and_reads_no_file_twice(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyclinic.data.images.store.SMALL_BYTES", 0)
+    monkeypatch.setattr("polyclinic.data.images.store.CACHE_THRESHOLD_BYTES", 0)
     store = DecodedImageStore(folder / "cache")
     before = voxels_of(folder)
     assert (voxels_of(folder, store) == before).all()
@@ -91,7 +91,7 @@ def test_the_cache_on_the_disk_has_the_same_voxels_and_reads_no_file_twice(
 
 
 def test_a_slice_that_is_replaced_makes_the_volume_another_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("polyclinic.data.images.store.SMALL_BYTES", 0)
+    monkeypatch.setattr("polyclinic.data.images.store.CACHE_THRESHOLD_BYTES", 0)
     store = DecodedImageStore(folder / "cache")
     before = voxels_of(folder, store)
     shutil.rmtree(folder / "images" / "p0")
@@ -190,7 +190,7 @@ def of_npz(path: Path, **more: Any) -> NpzDatasetSpec:
 def test_arrays_of_volumes_have_five_axes_in_memory_and_in_the_cache(
     axes: tuple[int, ...], kept_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polyclinic.data.sources.npz.KEPT_BYTES", kept_bytes)
+    monkeypatch.setattr("polyclinic.data.sources.npz.MAX_IMAGE_BYTES_IN_MEMORY", kept_bytes)
     written = write_npz(tmp_path / "it.npz", *axes)
     train = load_dataset(of_npz(tmp_path / "it.npz"), tmp_path, DecodedImageStore(tmp_path / "cache")).train
     assert train.images.shape == (10, 6, 7, 8, 1)

@@ -82,7 +82,7 @@ def test_a_run_that_is_killed_ends_in_the_same_bits(tmp_path: Path, name: str) -
 
 def test_images_without_room_on_the_gpu_come_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = federation(tmp_path, *CASES["surgical"], out="there")
-    monkeypatch.setattr("polyclinic.data.images.pixels.PART_OF_FREE_MEMORY", 0.0)
+    monkeypatch.setattr("polyclinic.data.images.pixels.MAX_GPU_MEMORY_SHARE", 0.0)
     assert federation(tmp_path, *CASES["surgical"], out="here")["model_sha256"] == there["model_sha256"]
 
 

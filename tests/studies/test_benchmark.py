@@ -41,7 +41,7 @@ from polyclinic.studies.benchmark_results import (
     read_result_lines,
 )
 from polyclinic.studies.statistics import (
-    RESAMPLES,
+    BOOTSTRAP_RESAMPLES,
     PairedTest,
     compare_classes_and_seeds,
     compare_over_classes,
@@ -466,7 +466,11 @@ def test_each_p_value_is_that_of_scipy_on_the_differences(seed: int) -> None:
 def test_the_interval_is_close_to_the_percentile_bootstrap_of_scipy_and_always_the_same(seed: int) -> None:
     pairs = random_pairs(seed)
     differences, (low, high) = pairs[:, 0] - pairs[:, 1], paired_result(pairs).interval or (0, 0)
-    options: dict[str, Any] = {"n_resamples": RESAMPLES, "method": "percentile", "rng": np.random.default_rng(seed)}
+    options: dict[str, Any] = {
+        "n_resamples": BOOTSTRAP_RESAMPLES,
+        "method": "percentile",
+        "rng": np.random.default_rng(seed),
+    }
     expected = bootstrap((differences,), np.mean, **options).confidence_interval
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=0.05 * (high - low))
     assert paired_result(pairs).interval == (low, high)
