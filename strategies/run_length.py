@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from polyclinic.common.config import Experiment
 from polyclinic.common.errors import BadInput, Fault
-from polyclinic.strategies.local.site_method import Parameters
+from polyclinic.strategies.local.method_traits import Parameters
 from polyclinic.strategies.local.stages import RoundDefault, Stage, add_round_defaults
 from polyclinic.strategies.registry import find_method_class
 
@@ -105,6 +105,6 @@ def _list_round_defaults(name: str) -> Mapping[str, RoundDefault]:
 def _find_parameters_class(name: str) -> type[Parameters]:
     """Return the schema of a method's table; that without settings of its own if there is no such method."""
     try:
-        return find_method_class(name).site_class.table
+        return find_method_class(name).site_class.traits.parameters_class
     except BadInput:
         return Parameters

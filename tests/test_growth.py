@@ -24,6 +24,7 @@ from polyclinic.common.wire.flower_messages import make_request, replace_metadat
 from polyclinic.data.base.image_set import DIGEST_BLOCKS, ImageSet, compute_picture_digest
 from polyclinic.server.runs.reader import RoundFileLine, RunFolderContent, RunSummary
 from polyclinic.strategies.engine.exchange import MOST_MISSING_REPORTED_EACH_TIME, send_and_receive
+from polyclinic.strategies.local.method_faults import find_contract_faults
 from polyclinic.strategies.registry import STRATEGIES
 from tests.federations import federation
 from tests.strategies.scripted import Clock
@@ -119,7 +120,7 @@ def test_a_method_looks_at_each_class_of_a_contract_once(method: str) -> None:
     site_method = STRATEGIES[method]({}).site
 
     def calls(classes: int) -> int:
-        return count_calls(lambda: site_method.find_contract_faults(contract_of(classes)))
+        return count_calls(lambda: find_contract_faults(site_method, contract_of(classes)))
 
     assert calls(CLASSES) < 2.5 * calls(CLASSES // 2)
 

@@ -156,7 +156,7 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
         area.add_fault(ClientExitCode.TRAINING, problem, "Send the coordinator this line.")
         return
     plan, (train, validation) = trial.planned.plan, trial.totals
-    models = 1 + trial.method.trains_own_model
+    models = 1 + trial.method.traits.trains_own_model
     seconds = models * plan.training.epochs * train * cost.train_s + validation * cost.validate_s
     down, up = cost.received / 1e6, cost.sent / 1e6
     transfer = (down + up) * 8 / LINE_MBIT
@@ -176,7 +176,7 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
     ]
     if trial.planned.assumed:
         area.add_note("what a run will ask for is not known here.", "Name the coordinator's file: --experiment FILE.")
-    if not trial.method.plain_client:
+    if not trial.method.loss_is_per_image:
         area.add_note(f"the step is a plain one; {trial.method.name}'s own may take two or three times as long.")
     area.facts = {
         "method": plan.run.method,

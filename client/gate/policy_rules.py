@@ -87,9 +87,9 @@ class RequestedWork:
         """Return the model groups (trunk, norm, head) whose update the method needs."""
         method = self.method
         sends = {
-            "trunk": method.declared_payload.trunk,
-            "norm": method.sends_batch_norm,
-            "head": method.declared_payload.head,
+            "trunk": method.payload.trunk,
+            "norm": method.parts.sends_batch_norm,
+            "head": method.payload.head,
         }
         return tuple(name for name in GROUPS if sends[name])
 
@@ -202,7 +202,7 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
     yield "plan.privacy", next(outside, "") if plan.privacy.level != "none" else ""
     yield from _check_network_size_rules(policy, work)
     needs = f"{method.name} needs"
-    groups, statistics = work.required_update_groups, method.declared_payload.names
+    groups, statistics = work.required_update_groups, method.payload.names
     yield "policy.parts", _find_unlisted_names_fault(groups, policy.parts, f"{needs} the change of")
     yield "policy.statistics", _find_unlisted_names_fault(statistics, policy.statistics, needs)
     yield from _check_privacy_rules(policy, work)
@@ -327,7 +327,7 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
         case RollCallAnswer():
             if reply.positives:
                 uncalled = f"{work.method.name} does not ask how many images show a class"
-                yield "policy.label_counts", "" if work.method.declared_payload.label_counts else uncalled
+                yield "policy.label_counts", "" if work.method.payload.label_counts else uncalled
                 yield "policy.label_counts", "" if policy.label_counts else "it is false"
             if reply.fingerprint:
                 yield "plan.planning", "" if work.plan.planning is not None else "it does not ask for sums over volumes"
@@ -343,7 +343,7 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
             unneeded = f"round {work.round} of {name} does not need the change of"
             yield "method.groups", _find_unlisted_names_fault(groups, needed, unneeded)
             yield "policy.parts", _find_unlisted_names_fault(groups, policy.parts, "it does not have")
-            sent, declared = tuple(reply.statistics), work.method.declared_payload.names
+            sent, declared = tuple(reply.statistics), work.method.payload.names
             yield "method.statistics", _find_unlisted_names_fault(sent, declared, f"{name} does not declare")
             yield "policy.statistics", _find_unlisted_names_fault(sent, policy.statistics, "it does not have")
             bound = policy.maximum_update_norm

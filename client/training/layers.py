@@ -125,9 +125,7 @@ class DisclosureLimitsLayer(SiteRoundLayer):
         """Train; remove statistics that depend on few patients and, if the policy withholds it, the training loss."""
         result, policy = train(task, request), task.site.policy
         few = mark_head_rows_of_few_patients(task.site.train, task.network.class_names, policy)
-        statistics = suppress_statistics_of_few_patients(
-            result.statistics, task.method.declared_payload.statistics, few, policy
-        )
+        statistics = suppress_statistics_of_few_patients(result.statistics, task.method.payload.statistics, few, policy)
         loss = result.train_loss if may_send_validation_metrics(task) else None
         return replace(result, statistics=statistics, train_loss=loss)
 
@@ -163,7 +161,7 @@ class FailureHidingLayer(SiteRoundLayer):
         plan, network, received = task.plan, task.network, task.received
         write_model_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
         statistics: Arrays = {}
-        if task.method.declared_payload.statistics:  # of the received model; noise is added later
+        if task.method.payload.statistics:  # of the received model; noise is added later
             local = task.method.make_local_round(make_client_context(task, request))
             statistics = local.statistics(network, np.zeros(plan.training.epochs, np.float32))
         return LocalTrainingResult(

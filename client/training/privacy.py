@@ -534,7 +534,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         Raises:
             BadInput: With the reason.
         """
-        most = self.plan.run.rounds + self.method.ranks_sites  # answers that the plan's noise was computed for
+        most = self.plan.run.rounds + self.method.traits.ranks_sites  # answers that the plan's noise was computed for
         answers = len(self._list_run_costs(request.run, costs))
         if self.plan.privacy.epsilon is not None and answers >= most:
             problem = f"this run's plan has noise for {most} answers, and this site has given them."

@@ -245,7 +245,7 @@ def hash_request_parts(site: Site, request: TrainRequest | EvaluateRequest, meth
     The trunk must be the same at all sites. Head rows and statistics by class are compared for classes that two sites
     both receive; a row that only one site receives cannot be compared.
     """
-    rows = request.class_names if method.declared_payload.rows == "all" else ()
+    rows = request.class_names if method.payload.rows == "all" else ()
     statistics = request.statistics if isinstance(request, TrainRequest) else NO_ARRAYS
     test = [] if isinstance(request, TrainRequest) else ["test"]
     # Sites whose local parts are of different rounds must not be summed. The round's number does not suffice: two

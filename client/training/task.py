@@ -260,9 +260,9 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     followed, own = adapt_plan_to_site(site, request.plan), site.declaration.canonical_names
     plan, method = followed.plan, followed.method
     # For a test of exclusive areas, the classes of other sites are rivals of this site's own.
-    with_rivals = isinstance(request, EvaluateRequest) and request.test and method.tests_all_rows
+    with_rivals = isinstance(request, EvaluateRequest) and request.test and method.parts.tests_all_rows
     holds_own = set(own) <= set(request.class_names) if with_rivals else request.class_names == own
-    if method.declared_payload.rows == "own" and not holds_own:
+    if method.payload.rows == "own" and not holds_own:
         raise WireError(
             f"the request has head rows {quote_names(request.class_names)}, this site has {quote_names(own)}."
         )
@@ -271,7 +271,7 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     if covered and trains and request.counted >= max(request.round, 1):
         # Training would overwrite that state, and nobody could tell afterwards from which state the site started.
         raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
-    expected = method.stores_site_state(plan) and (trains or method.keeps_local_parts)
+    expected = method.stores_site_state(plan) and (trains or method.parts.keeps_local_parts)
     try:
         memory = folder.read_last_counted_state(request.counted, forget=trains, settled=covered, expected=expected)
     except LostRoundState as lost:
@@ -285,14 +285,14 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     if network.frozen or plan.model.frozen_sha256 is not None or request.frozen.trunk is not None:
         fill_frozen_part(network, site, request.frozen)
     # A whole model of the site's own is loaded for its training and for the test alone.
-    local = ModelGroups() if method.trains_own_model else memory.parts
+    local = ModelGroups() if method.traits.trains_own_model else memory.parts
     whole = local.fill_missing_model_groups(request.model).to_model()
     received = replace(whole, head=whole.head.select_rows(request.class_names))
     source = _find_received_bytes(received.trunk)
     is_trunk_there = source is not None and source is trunk_in_network
     trunk = None if is_trunk_there else received.trunk
     write_model_state(network, trunk=trunk, norm=received.norm, head=received.head)
-    if site.simulated and not trains and not method.keeps_local_parts:
+    if site.simulated and not trains and not method.parts.keeps_local_parts:
         cache.trunk_source = source
     trained = NeckAndHeadOnFeatures(network) if network.frozen and trains_on_cached_features(plan, method) else network
     task = LocalTask(

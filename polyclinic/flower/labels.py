@@ -108,7 +108,7 @@ def ask_sites_for_labels(
         except (TypeError, ValueError) as error:
             faults[node] = f"sent labels that cannot be read: {error}"
             continue
-        counted = method.declared_payload.label_counts
+        counted = method.payload.label_counts
         if unknown := [label for label in names if label not in classes]:
             faults[node] = f"labels {unknown}; the model's rows are {list(classes)}"
         elif counted and not positives:

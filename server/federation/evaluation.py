@@ -220,7 +220,7 @@ def save_and_test_model(
     histograms: Histograms | None = None
     ensemble: Mapping[str, Any] | None = None
     external: FinalTestSummary | None = None
-    if coordinator.method.site.has_global_model:
+    if coordinator.method.site.parts.has_global_model:
         model = coordinator.result_model
         write_model_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
         pixels = coordinator.sites.pixels
@@ -248,7 +248,7 @@ def save_and_test_model(
             external = evaluate_local_models(folders, coverage, setting.external, setting.device, setting.precision)
         images, site_tests = setting.test, setting.site_tests
         has_labels = not is_segmentation(plan.model.task)  # no mean of scores is made of the scores of pixels
-        if coordinator.method.site.trains_alone and folders and site_tests is not None and images and has_labels:
+        if coordinator.method.site.parts.trains_alone and folders and site_tests is not None and images and has_labels:
             ensemble = evaluate_ensemble(folders, coverage, images, site_tests(), setting.device, setting.precision)
     drawn = coordinator.sites_drawn_for_test
     test = _add_histogram_metrics(

@@ -226,7 +226,7 @@ class RunRecorder(RunCallbacks):
         durable, keep = setting.backend == "network", self.experiment.run.keep_updates
         self.coordinator, self._initial = coordinator, make_initial_state(coordinator.method.site, initial)
         self.checkpoints = CheckpointFolder(path, durable=durable)
-        workers = 1 if coordinator.method.site.sequential else setting.workers  # a pass is one after another
+        workers = 1 if coordinator.method.site.traits.sequential else setting.workers  # a pass is one after another
         self.totals = RunTotals(setting.folder, workers)
         self._totals_at_start = self.totals.totals_as_json()
         if setting.resumed is not None:

@@ -101,7 +101,7 @@ def run_federation(
             hash=contract.hash,
             pixels=pixels and pixels.model_dump(mode="json"),
         )
-        keeps_norm = coordinator.method.site.keeps_batch_norm_local
+        keeps_norm = coordinator.method.site.parts.keeps_batch_norm_local
         # A hospital that adds classes until there are as many as a plug-in's features must not stop the run.
         is_one_hospitals_word = setting.registered is not None and bool(contract.unique_classes)
         count = 0 if is_one_hospitals_word else len(classes)
@@ -169,7 +169,7 @@ def _find_class_learning(
     Args:
         tested_classes: Classes with a test result, which shows whether the model has learned them.
     """
-    if not coordinator.method.site.has_global_model:
+    if not coordinator.method.site.parts.has_global_model:
         return ClassLearning()
     contract, members = coordinator.sites.contract, coordinator.sites.members
     of_site = {site: _read_shown_classes(member, setting) for site, member in members.items()}

@@ -162,7 +162,7 @@ def get_update_norm_limit(
     There is no limit if the experiment has ``clip = "off"``, if every site trains alone, if all images are pooled at
     one site, or if updates are masked.
     """
-    averaged = not method.trains_alone and method.pooled_missing_labels == "no" and not privacy.secure_aggregation
+    averaged = not method.parts.trains_alone and method.pooled_missing_labels == "no" and not privacy.secure_aggregation
     return participation.clip if averaged and participation.clip != "off" else None
 
 

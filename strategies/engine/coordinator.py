@@ -142,7 +142,7 @@ class Coordinator:
         if privacy.secure_aggregation:
             yield SecureAggregationLayer(self)
         clip = get_update_norm_limit(self.method.site, self.participation, privacy)
-        if clip is not None and not self.method.site.sequential:
+        if clip is not None and not self.method.site.traits.sequential:
             bound = UpdateNormBoundLayer(clip)
             if privacy.level == "none":
                 yield RollbackLayer(self, bound)
@@ -153,8 +153,9 @@ class Coordinator:
     def _set_round_layers(self, layers: Iterable[CoordinatorRoundLayer]) -> None:
         self.layers = tuple(layers)
         self._updates_in_replies = all(layer.updates_in_replies for layer in self.layers)
-        site = self.method.site
-        self._buffered = site.weighs_updates or site.reads_updates or any(layer.buffered for layer in self.layers)
+        traits = self.method.site.traits
+        needs_all_updates = traits.weighs_updates or traits.reads_updates
+        self._buffered = needs_all_updates or any(layer.buffered for layer in self.layers)
 
     def fix_run_model_layout(self, layout: ModelStateLayout) -> LabelContract:
         """Fix the order and shapes of the model's values; refuse sites whose software would build another model.
@@ -191,13 +192,13 @@ class Coordinator:
 
         None if the last model is the result, if each site chooses its own best round, or if no model is validated yet.
         """
-        chooses = self.method.site.selection == "federation" and self.plan.evaluation.checkpoint == "best"
+        chooses = self.method.site.traits.selection == "federation" and self.plan.evaluation.checkpoint == "best"
         return self.state.best_round if chooses and self.state.best_round >= 0 else None
 
     @property
     def reason_for_last_model(self) -> str:
         """Return why the experiment's choice of the best model did not take place; empty if it did."""
-        chooses = self.method.site.selection == "federation" and self.plan.evaluation.checkpoint == "best"
+        chooses = self.method.site.traits.selection == "federation" and self.plan.evaluation.checkpoint == "best"
         members, judges = self._count_participants(), len(self.state.best_losses)
         if not chooses or (self.state.best_round >= 0 and not judges < FEWEST_TO_OUTVOTE <= members):
             return ""
@@ -455,7 +456,7 @@ class Coordinator:
         uncounted = {*context.uncounted, *refused}
         contributed = {site for site in refused if self.state.counted.get(site)} - context.uncounted
         statistics = context.statistics
-        if contributed and not self.method.site.stores_statistics_by_site:
+        if contributed and not self.method.site.traits.stores_statistics_by_site:
             statistics = NO_ARRAYS
         return self.sites.make_round_context(context.round, statistics, uncounted)
 
@@ -537,7 +538,7 @@ class Coordinator:
         replies = self.exchange_messages(messages, "test", self.state.round)
         received = self.collect_checked_replies(requests, replies, EvaluateReply)
         needed = self._count_needed_replies(received, len(messages))
-        if not self.method.site.has_global_model and len(received.accepted) < needed:
+        if not self.method.site.parts.has_global_model and len(received.accepted) < needed:
             raise make_too_few_sites_error("test", received, needed)
         return received
 
@@ -554,7 +555,7 @@ class Coordinator:
 
         If sites keep local model parts, all sites test, because each site chooses and stores its model during the test.
         """
-        return self.method.site.has_global_model and self.sites.evaluates_site_sample
+        return self.method.site.parts.has_global_model and self.sites.evaluates_site_sample
 
     def _list_sites_not_excluded(self) -> list[str]:
         return sorted(set(self.sites.members) - set(self.state.excluded))

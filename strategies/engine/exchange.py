@@ -187,7 +187,7 @@ class ExchangeRequests:
 
     def make_evaluate_message(self, site: str, model: ModelState, *, test: bool) -> Message:
         """Make the message that requests an evaluation on a site's validation images or test images."""
-        rows = self.method.site.select_test_rows(site, self.context.contract) if test else None
+        rows = self.method.site.parts.select_test_rows(site, self.context.contract) if test else None
         request = self.make_request_record(partial(EvaluateRequest, test=test), site, model, rows)
         self.expected[site] = ModelGroups()
         return self.make_flower_message(site, MessageType.EVALUATE, encode_record(request, self.written))
@@ -219,7 +219,7 @@ class ExchangeRequests:
         """
         frozen = ModelGroups()
         if rows is None:
-            rows = self.method.site.select_own_rows(site, self.context.contract)
+            rows = self.method.site.parts.select_own_rows(site, self.context.contract)
         if self.frozen is not None:
             held_before = self.answers[site].holds_frozen
             frozen = self.frozen.get_frozen_part_for_site(site, held_before=held_before)
@@ -525,7 +525,7 @@ def find_reply_mismatch(
             shapes = {name: array.shape for name, array in record.statistics.items()}
             if shapes != due:
                 return f"statistics are {shapes}, expected {due}"
-        for statistic in method.site.declared_payload.statistics:
+        for statistic in method.site.payload.statistics:
             values = record.statistics.get(statistic.name)
             if values is not None and (fault := statistic.find_impossible_value(values)):
                 return fault

@@ -60,6 +60,7 @@ from polyclinic.strategies.engine.site_faults import (
     find_model_layout_faults,
     list_pixel_forms,
 )
+from polyclinic.strategies.local.method_faults import find_contract_faults
 from polyclinic.strategies.methods.base import Method, RoundContext
 
 REPORT_DELAY_S = 1.0
@@ -585,7 +586,7 @@ class RunMembership:
         faults = list[Fault]()
         while True:
             self.contract = merge_label_declarations(self._roll.label_declarations)
-            raise_faults(self.method.site.find_contract_faults(self.contract))
+            raise_faults(find_contract_faults(self.method.site, self.contract))
             on_roll = {member.answer.site: member for member in self._roll.members.values()}
             for site in self.members.keys() - on_roll.keys():
                 del self.members[site]
@@ -701,7 +702,7 @@ class RunMembership:
                 continue
             try:
                 contract = merge_label_declarations(declarations, self.contract.class_names)
-                raise_faults(self.method.site.find_contract_faults(contract))
+                raise_faults(find_contract_faults(self.method.site, contract))
             except BadInput as error:
                 faults = [replace(fault, site=member.answer.site) for fault in error.faults]
                 self._roll.refuse_faulty_sites(faults, "labels")

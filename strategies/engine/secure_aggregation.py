@@ -125,7 +125,7 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         make its update stand out in the sum (hospital's half: ``client/training/secure_aggregation.py``).
         """
         coordinator = self._coordinator
-        counted, keeps_parts = coordinator.state.counted, coordinator.method.site.keeps_local_parts
+        counted, keeps_parts = coordinator.state.counted, coordinator.method.site.parts.keeps_local_parts
         pasts = {site: counted.get(site, 0) if keeps_parts else 0 for site in sites}
         most = max(sorted(set(pasts.values()), reverse=True), key=list(pasts.values()).count, default=0)
         chosen = [site for site in sites if pasts[site] == most]
@@ -140,20 +140,20 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         too few sites answer, or if their answers do not fit together.
         """
         coordinator, method = self._coordinator, self._coordinator.method.site
-        payload = method.declared_payload
+        payload = method.payload
 
         def merge_masked_updates(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
             model, replies, contract = coordinator.state.model, received.accepted, coordinator.sites.contract
             queries = MaskingQueries(coordinator, coordinator.requests.context.round)
             layout = UpdateVectorLayout(
                 len(model.trunk) if payload.trunk else 0,
-                len(model.norm) if method.sends_batch_norm else 0,
+                len(model.norm) if method.parts.sends_batch_norm else 0,
                 model.head.features if payload.head else 0,
             )
             sent: dict[str, tuple[str, ...]] = dict.fromkeys(replies, ())
             for site in replies if payload.head else ():
-                held = method.select_own_rows(site, contract)
-                sent[site] = tuple(sorted(method.select_sent_rows(held, contract.sites[site])))
+                held = method.parts.select_own_rows(site, contract)
+                sent[site] = tuple(sorted(method.parts.select_sent_rows(held, contract.sites[site])))
             classes = tuple(sorted({name for names in sent.values() for name in names}))
             bound = choose_max_update_value(coordinator.plan, method)
             shares = make_distributed_noise(coordinator.plan, method)

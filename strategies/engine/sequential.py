@@ -90,7 +90,7 @@ class CoordinatorLocalTraining:
         optimizer = make_optimizer(self.network, spec, spec.lr)
         if not spec.reset_optimizer:
             restore_optimizer_state(self.network, optimizer, optimizer_state)
-        frozen = FrozenNetworkParts(norm=self.method.freezes_batch_norm)
+        frozen = FrozenNetworkParts(norm=self.method.parts.freezes_batch_norm)
         objective = plain(self.method.choose_training_loss(self.train, spec))
         batch_weight = self.method.make_batch_weight(self.train, spec)
         task = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen, batch_weight=batch_weight)
@@ -174,12 +174,12 @@ class SequentialCoordinator(Coordinator):
         """Yield the layers of every coordinator, and for rounds of averaging a bound on the length of updates."""
         yield from super()._iterate_round_layers(variances)
         clip = get_update_norm_limit(self.method.site, self.participation, self.plan.privacy)
-        if self.method.site.has_averaging_rounds and clip is not None:
+        if self.method.site.traits.has_averaging_rounds and clip is not None:
             yield UpdateNormBoundLayer(clip)
 
     def _prepare_before_rounds(self) -> None:
         """Train one epoch at all sites from the same model, if the method orders sites by their losses."""
-        if not self.method.site.ranks_sites:
+        if not self.method.site.traits.ranks_sites:
             return
         self.requests = requests = self.begin_message_exchange(0)
         statistics, sites = self.method.statistics_for(requests.context), sorted(self.sites.members)
@@ -287,7 +287,7 @@ class SequentialCoordinator(Coordinator):
                     done.shortened[site] = passed.shortened
                 done.replies[site] = reply
                 done.model, done.lengths = passed.model, passed.lengths
-                if self.method.site.stores_site_models:
+                if self.method.site.traits.stores_site_models:
                     done.site_models[site] = passed.model
                 rounds_left = self.plan.run.rounds - reply.round
                 done.result = self.method.result_after_site_visit(

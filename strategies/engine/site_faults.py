@@ -384,7 +384,7 @@ def find_class_coverage_faults(
         declarations: The sites' labels, in the order in which the sites were admitted.
         listed: The class names in the coordinator's lists, if each site has one; else empty.
     """
-    if not method.site.full_coverage or not declarations:
+    if not method.site.traits.needs_full_coverage or not declarations:
         return []
     choices = [frozenset(declaration.canonical_names) for declaration in declarations]
     choice_of_most = _find_strict_majority(Counter(choices))

@@ -61,7 +61,8 @@ from polyclinic.strategies.aggregation.bounds import Lengths
 from polyclinic.strategies.aggregation.means import sum_in_order
 from polyclinic.strategies.aggregation.server_optimizer import Moments
 from polyclinic.strategies.engine.events import FederationValidation
-from polyclinic.strategies.local.site_method import Criterion, SiteMethod
+from polyclinic.strategies.local.method_traits import Criterion
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.updates import compress_trunk
 
 FEWEST_TO_OUTVOTE = 3
@@ -183,11 +184,11 @@ def select_reply_model_groups(sent: ModelGroups, method: SiteMethod, annotated: 
         method: The hospital's half of the method.
         annotated: The classes that the site annotates.
     """
-    head = sent.head.select_rows(method.select_sent_rows(sent.head.class_names, annotated)) if sent.head else None
+    head = sent.head.select_rows(method.parts.select_sent_rows(sent.head.class_names, annotated)) if sent.head else None
     return ModelGroups(
-        sent.trunk if method.declared_payload.trunk else None,
-        sent.norm if method.sends_batch_norm else None,
-        head if method.declared_payload.head else None,
+        sent.trunk if method.payload.trunk else None,
+        sent.norm if method.parts.sends_batch_norm else None,
+        head if method.payload.head else None,
         method.parameters.compress_update,
     )
 

@@ -229,17 +229,17 @@ def make_batch_weight(spec: TrainingSection, task: Task, missing: Missing, label
     return lambda labels, annotated: _compute_image_weights(labels, class_weights).sum()
 
 
-def find_loss_setting_faults(training: TrainingSection, task: Task, chooses_loss: bool, level: str) -> list[Fault]:
+def find_loss_setting_faults(training: TrainingSection, task: Task, allows_other_loss: bool, level: str) -> list[Fault]:
     """Return faults if the chosen loss or class weights make no sense with this method, task or privacy level.
 
     Args:
-        chooses_loss: True if the method lets ``[training]`` choose the loss.
+        allows_other_loss: True if the method lets ``[training]`` choose the loss.
         level: Level of differential privacy.
     """
     named = {"loss": training.loss != "plain", "class_weights": training.class_weights}
     chosen = [f"training.{key}" for key, is_set in named.items() if is_set]
     faults = []
-    if not chooses_loss:
+    if not allows_other_loss:
         problem = "makes no sense here: the method has a loss of its own."
         faults += [Fault(key, problem, "Leave it out.") for key in chosen]
     if level in BY_STEP and training.loss != "plain":

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -46,7 +46,7 @@ class RoundContext:
             excluded sites.
         site_models: Site -> the model as the site passed it on in this round, in the order of visits; only for
             :meth:`Method.aggregate_statistics` of sequential methods with
-            :attr:`polyclinic.strategies.local.site_method.SequentialSite.stores_site_models`.
+            :attr:`polyclinic.strategies.local.method_traits.SequentialTraits.stores_site_models`.
     """
 
     task: Task
@@ -286,6 +286,23 @@ class SequentialMethod(Method):
             result: Result after the previous site; at the first site the model from the beginning of the round.
         """
         return passed
+
+
+AnyMethod = TypeVar("AnyMethod", bound=Method)
+
+
+def make_method(rules: type[AnyMethod], site_class: type[SiteMethod]) -> type[AnyMethod]:
+    """Return the coordinator's half of a method that differs from another one at the hospitals alone.
+
+    The class has the name of the hospital's half without ``Site``, and must be bound to this name in the same module.
+
+    Args:
+        rules: The class whose rules it has: :class:`Method` for those of FedAvg, or :class:`SequentialMethod`.
+        site_class: The hospital's half.
+    """
+    name = site_class.__name__.removesuffix("Site")
+    members = {"site_class": site_class, "__module__": site_class.__module__, "__doc__": site_class.__doc__}
+    return type(name, (rules,), members)
 
 
 def convert_to_json_numbers(values: Mapping[str, NDArray[np.floating]]) -> dict[str, float | None]:

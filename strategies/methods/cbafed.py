@@ -45,8 +45,9 @@ from polyclinic.common.wire.records import Arrays, ModelGroups, select_arrays_wi
 from polyclinic.strategies.aggregation.means import Weighting, Weights, mix_tensors
 from polyclinic.strategies.aggregation.server_optimizer import Moments
 from polyclinic.strategies.local.losses import compute_positive_weights, partial_loss
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters, Payload, Statistic
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, Losses
-from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.stages import RoundDefault, Settings, Stage, get_round_count, make_share_of_rounds
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply, convert_to_json_numbers
 
@@ -174,18 +175,22 @@ def assign_pseudo_labels(probabilities: Tensor, threshold: Tensor) -> Tensor:
 class CBAFedSite(SiteMethod):
     """The hospital's half of CBAFed: from stage 2 on, it trains on labels and on pseudo-labels made before training."""
 
-    name = "cbafed"
-    no_segmentation = "it decides for whole images whether a class is there"
-    table = CBAFedParameters
-    parameters: CBAFedParameters
-    declared = Payload(
-        statistics=(Statistic("entries", "counts", "how many images it took for present or absent, class by class"),)
+    traits = MethodTraits(
+        "cbafed",
+        parameters_class=CBAFedParameters,
+        payload=Payload(
+            statistics=(
+                Statistic("entries", "counts", "how many images it took for present or absent, class by class"),
+            )
+        ),
+        weighs_updates=True,
+        supports_multi_class=False,
+        reason_against_segmentation="it decides for whole images whether a class is there",
+        allows_other_loss=False,
     )
-    chooses_loss = False
-    weighs_updates = True
-    multi_class = False
+    parameters: CBAFedParameters
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: its objective is the cross-entropy of labels and pseudo-labels."""
         parameters, targets = self.parameters, self.add_pseudo_labels(context)
         positive_weight = compute_positive_weights(targets) if parameters.balanced else None

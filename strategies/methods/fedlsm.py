@@ -41,6 +41,7 @@ from polyclinic.common.wire.records import Arrays
 from polyclinic.data.images.augmentation import augment_images_strongly
 from polyclinic.strategies.aggregation.means import Float64, RowWeights, Weighting, Weights
 from polyclinic.strategies.local.losses import BatchWeight, compute_positive_weights
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters, Payload, Statistic
 from polyclinic.strategies.local.objective import (
     Batch,
     ClientContext,
@@ -50,7 +51,7 @@ from polyclinic.strategies.local.objective import (
     copy_model_as_teacher,
     update_teacher_average,
 )
-from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
 from polyclinic.strategies.methods.fedfixmatch import compute_unlabelled_loss
 
@@ -171,29 +172,31 @@ def compute_row_weights(shares: Sequence[Float64], weights: Weights) -> list[Flo
 class FedLSMSite(SiteMethod):
     """The hospital's half of FedLSM: own labels, pseudo-labels of sure images, mixtures of unsure ones."""
 
-    name = "fedlsm"
-    no_segmentation = "it mixes two images, whose pixels do not lie in one place"
-    table = FedLSMParameters
-    parameters: FedLSMParameters
-    declared = Payload(
-        statistics=(
-            Statistic(
-                POSITIVES,
-                "positives",
-                "for each class, the share of training images that show it, by label or by the model's own opinion",
-            ),
-        )
+    traits = MethodTraits(
+        "fedlsm",
+        parameters_class=FedLSMParameters,
+        payload=Payload(
+            statistics=(
+                Statistic(
+                    POSITIVES,
+                    "positives",
+                    "for each class, the share of training images that show it, by label or by the model's own opinion",
+                ),
+            )
+        ),
+        weighs_updates=True,
+        supports_volumes=False,  # RandAugment and Cutout change pictures
+        supports_multi_class=False,
+        reason_against_segmentation="it mixes two images, whose pixels do not lie in one place",
+        allows_other_loss=False,
     )
-    chooses_loss = False
-    weighs_updates = True
-    multi_class = False
-    takes_volumes = False  # RandAugment and Cutout change pictures
+    parameters: FedLSMParameters
 
     def make_batch_weight(self, examples: LabelledExamples, spec: TrainingSection) -> BatchWeight:
         """Return a function that weighs a batch by its images, because the loss is a mean over all their entries."""
         return lambda labels, annotated: labels.new_tensor(float(len(labels)))
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: labels and pseudo-labels on strong views, and mixtures of unsure and sure images."""
         local = FedLSMRound(context, self.parameters)
         return LocalRound(local.objective, local.statistics)

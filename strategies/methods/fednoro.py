@@ -54,8 +54,9 @@ from polyclinic.common.wire.records import Arrays
 from polyclinic.strategies.aggregation.means import Float64, Weighting, Weights
 from polyclinic.strategies.aggregation.robust import compute_distances_between_models, compute_update_inner_products
 from polyclinic.strategies.local.losses import Missing
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters, Payload, Statistic
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, copy_model_as_teacher
-from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.stages import RoundDefault, Settings, Stage, get_round_count, make_share_of_rounds
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
 from polyclinic.strategies.methods.fedmlp import compute_supervised_loss, compute_target_logit_adjustment
@@ -252,20 +253,24 @@ def compute_distillation_divergence(student: Tensor, teacher: Tensor, chosen: Te
 class FedNoRoSite(SiteMethod):
     """The hospital's half of FedNoRo: adjusted cross-entropy; at a noisy site also distillation."""
 
-    name = "fednoro"
-    no_segmentation = "it finds noisy sites by the losses of whole images"
-    table = FedNoRoParameters
-    parameters: FedNoRoParameters
-    declared = Payload(
-        statistics=(Statistic("indicators", "signs", "mean loss on each class's images, present and absent", least=0),)
+    traits = MethodTraits(
+        "fednoro",
+        parameters_class=FedNoRoParameters,
+        payload=Payload(
+            statistics=(
+                Statistic("indicators", "signs", "mean loss on each class's images, present and absent", least=0),
+            )
+        ),
+        weighs_updates=True,
+        supports_multi_class=False,
+        reason_against_segmentation="it finds noisy sites by the losses of whole images",
+        allows_other_loss=False,
+        reason_for_global_norm="it compares sites by the model of all",
+        stores_statistics_by_site=True,
     )
-    chooses_loss = False
-    weighs_updates = True
-    stores_statistics_by_site = True
-    multi_class = False
-    needs_global_norm = "it compares sites by the model of all"
+    parameters: FedNoRoParameters
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: adjusted cross-entropy; at a noisy site also distillation from the received model.
 
         In the last round of stage 1 the site measures its loss indicators before training.

@@ -45,8 +45,9 @@ from polyclinic.strategies.local.losses import (
     mask_unknown_logits,
     mean_over_mask,
 )
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters, Payload
 from polyclinic.strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound, plain
-from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.methods.base import Method, RoundContext
 from polyclinic.strategies.methods.surgical import OwnersMean
 
@@ -305,17 +306,19 @@ WEIGHTED: Mapping[Task, Callable[[Tensor, Tensor, Tensor, Reduction], Tensor]] =
 class FedSLDSite(SiteMethod):
     """The hospital's half of FedSLD: each loss is weighted by batch share over federation share."""
 
-    name = "fedsld"
-    no_segmentation = "it weighs whole images by the distribution of their labels"
-    table = FedSLDParameters
+    traits = MethodTraits(
+        "fedsld",
+        parameters_class=FedSLDParameters,
+        payload=Payload(label_counts=True),
+        reason_against_segmentation="it weighs whole images by the distribution of their labels",
+        allows_other_loss=False,
+    )
     parameters: FedSLDParameters
-    declared = Payload(label_counts=True)
-    chooses_loss = False
 
     @cached_property
-    def declared_payload(self) -> Payload:
+    def payload(self) -> Payload:
         """Return the declared data; with ``heads = "own"`` each site has the head rows of its own classes only."""
-        return replace(self.declared, rows=self.parameters.heads)
+        return replace(self.traits.payload, rows=self.parameters.heads)
 
     def local_loss(self, statistics: Arrays, examples: LabelledExamples, spec: TrainingSection) -> LossFunction:
         """Return the loss that weighs images by their class's share in the batch over its share in the federation."""
@@ -331,14 +334,16 @@ class FedSLDSite(SiteMethod):
 class ScaledFedAvgSite(SiteMethod):
     """The hospital's half of ``fedavg_scaled``: the plain loss, with a raised learning rate or a factor per batch."""
 
-    name = "fedavg_scaled"
-    no_segmentation = "it weighs whole images by the distribution of their labels"
-    table = ScaledFedAvgParameters
+    traits = MethodTraits(
+        "fedavg_scaled",
+        parameters_class=ScaledFedAvgParameters,
+        payload=Payload(label_counts=True),
+        looks_at_images=False,
+        reason_against_segmentation="it weighs whole images by the distribution of their labels",
+    )
     parameters: ScaledFedAvgParameters
-    declared = Payload(label_counts=True)
-    looks_at_images = False
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round.
 
         ``scale = "federation"`` multiplies the learning rate by one factor for all sites; ``"batch"`` multiplies each
@@ -381,7 +386,7 @@ class FedSLD(Method):
 
         def select_prior_of_site(site: str) -> Arrays:
             prior = compute_site_label_prior(context, everywhere, site)
-            rows = self.site.select_own_rows(site, contract)
+            rows = self.site.parts.select_own_rows(site, contract)
             return {"prior": prior[[contract.class_names.index(name) for name in rows]]}
 
         return select_prior_of_site

@@ -41,8 +41,9 @@ from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, ModelGroups
 from polyclinic.strategies.aggregation.means import Float32, Float64
 from polyclinic.strategies.local.losses import Missing, mask_images_of_known_class
+from polyclinic.strategies.local.method_traits import Parameters, Payload, SequentialTraits
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, copy_model_as_teacher
-from polyclinic.strategies.local.site_method import Parameters, Payload, SequentialSite
+from polyclinic.strategies.local.site_method import SequentialSite
 from polyclinic.strategies.methods.base import RoundContext, SequentialMethod, SiteReply
 from polyclinic.strategies.methods.fedsld import collect_label_counts
 from polyclinic.strategies.methods.polyclinic import VisitOrder, arrange_visits
@@ -182,15 +183,17 @@ DIVERGENCES: Mapping[Task, Callable[[Tensor, Tensor, Tensor, float], tuple[Tenso
 class SFedKDSite(SequentialSite):
     """The hospital's half of SFedKD: its own labels, and what the teachers say of its images."""
 
-    name = "sfedkd"
-    no_segmentation = "it tells an image's own class from all others, and each pixel has its own"
-    table = SFedKDParameters
+    traits = SequentialTraits(
+        "sfedkd",
+        parameters_class=SFedKDParameters,
+        payload=Payload(label_counts=True),
+        reason_against_segmentation="it tells an image's own class from all others, and each pixel has its own",
+        stores_statistics_by_site=True,
+        stores_site_models=True,
+    )
     parameters: SFedKDParameters
-    declared = Payload(label_counts=True)
-    stores_statistics_by_site = True
-    stores_site_models = True
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: the loss of the labels plus the weighted divergence from each teacher."""
         parameters, supervised = self.parameters, self.choose_training_loss(context.examples, context.spec)
         compute_divergences = DIVERGENCES[self.task]

@@ -67,7 +67,7 @@ def find_network_privacy_faults(plan: HospitalPlan, method: SiteMethod) -> list[
         return []
     try:
         network = build_network(spec.model_copy(update={"weights": None}), ("",), seed=0)
-        set_train_mode(network, frozen_batch_norm=method.freezes_batch_norm)
+        set_train_mode(network, frozen_batch_norm=method.parts.freezes_batch_norm)
         with replace_dropout_layers(network, make_secret_noise_source()), refuse_plan_on_error():
             check_image_gradients_separate(network, 2, shape := spec.input_shape)
             check_network_state_constant(network, 2, shape)

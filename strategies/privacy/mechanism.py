@@ -244,7 +244,7 @@ def make_site_privacy_settings(plan: HospitalPlan, method: SiteMethod, images: i
     else:
         rate, steps = min(1.0, training.batch_size / images), math.ceil(images / training.batch_size)
         epochs = training.epochs
-    ranked = method.ranks_sites  # a reply before round 1
+    ranked = method.traits.ranks_sites  # a reply before round 1
     count = steps * epochs * (plan.run.rounds + ranked)
     if section.epsilon is None:
         assert section.noise_multiplier is not None, "one of them is set, the schema says"
@@ -266,18 +266,18 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | HospitalPla
         unsent = f'{instead} or "fedbn", which do not send it' if instead else ""
         negative = "noise can make a running variance of batch normalisation negative"
         reasons = {
-            f'{negative}; set model.norm = "group"{unsent}': trains_norm and method.sends_batch_norm,
-            f"{method.name} divides each update by a number that the noise would change": method.reads_updates,
+            f'{negative}; set model.norm = "group"{unsent}': trains_norm and method.parts.sends_batch_norm,
+            f"{method.name} divides each update by a number that the noise would change": method.traits.reads_updates,
         }
     else:
         frozen = f"{instead}, which freezes it" if instead else ""
-        early, mixes = method.early_stopping is not None, trains_norm and not method.freezes_batch_norm
+        early, mixes = method.early_stopping is not None, trains_norm and not method.parts.freezes_batch_norm
         pulls, low_rank = method.parameters.proximal_mu > 0, experiment.model.train.startswith("lora:")
         augments = experiment.augmentation.transform is not None
         by_step = "each image's own gradient is clipped and the noise goes into each batch's step; leave out training."
         reasons = {
             f"{method.name} minimises more than each image's own loss, so that one image's gradient does not hold all "
-            'that it changes; use "update"': not method.plain_client,
+            'that it changes; use "update"': not method.loss_is_per_image,
             'the loss decides how many steps a site trains, so their noise cannot be planned; use "update"': early,
             "method.warm_up_epochs are trained without noise; leave it out": method.parameters.warm_up_epochs > 0,
             "the pull of method.proximal_mu would be clipped with each image's gradient; leave it out": pulls,
@@ -289,7 +289,7 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | HospitalPla
             'of a product of matrices no image\'s own gradient is at hand; use "update"': low_rank,
         }
     faults = [reason for reason, holds in reasons.items() if holds]
-    if method.pooled_missing_labels != "no" or method.trains_alone or not method.hospitals_train:
+    if method.pooled_missing_labels != "no" or method.parts.trains_alone or not method.traits.hospitals_train:
         faults = [f"{method.name} sends nothing that noise could protect"]
     return [Fault("privacy.level", f'"{level}" makes no sense here: {reason}.') for reason in faults]
 
@@ -312,12 +312,12 @@ def find_secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
     compresses = method.parameters.compress_update != "float32"
     reasons = {
         "there is one pseudo-site": method.pooled_missing_labels != "no",
-        "the model is passed on from site to site": method.sequential,
-        "every site trains by itself, and nothing is summed": method.trains_alone,
-        "it weighs each update by what that update is": method.weighs_updates,
-        "its coordinator reads each update by itself": method.reads_updates,
+        "the model is passed on from site to site": method.traits.sequential,
+        "every site trains by itself, and nothing is summed": method.parts.trains_alone,
+        "it weighs each update by what that update is": method.traits.weighs_updates,
+        "its coordinator reads each update by itself": method.traits.reads_updates,
         "a robust mean looks at each update by itself (method.mean)": method.parameters.mean is not None,
-        "its statistics would travel beside the update, unmasked": bool(method.declared_payload.statistics),
+        "its statistics would travel beside the update, unmasked": bool(method.payload.statistics),
         "masked numbers take the same room however coarse they are (method.compress_update)": compresses,
     }
     where, problem = "privacy.secure_aggregation", f"cannot be had with {method.name}"

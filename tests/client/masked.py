@@ -140,7 +140,7 @@ class Hospitals:
     def rows(self, name: str, of: HospitalPlan) -> tuple[str, ...]:
         """The head rows that a hospital is sent."""
         every = tuple(sorted({row for site in self.sites for row in self.class_names.get(site, OWN)}))
-        return self.class_names.get(name, OWN) if build_site_method(of).declared_payload.rows == "own" else every
+        return self.class_names.get(name, OWN) if build_site_method(of).payload.rows == "own" else every
 
     def train_request(self, of: HospitalPlan, name: str, server_round: int = 1, run: str = "run") -> TrainRequest:
         """The request of an honest coordinator to a hospital, from the run's first model."""
@@ -178,9 +178,9 @@ class Hospitals:
         replies = self.trained(of, members or tuple(self.sites), server_round, change, run)
         model = beginning(of, OWN)
         layout = UpdateVectorLayout(
-            len(model.trunk), len(model.norm) if method.sends_batch_norm else 0, model.head.features
+            len(model.trunk), len(model.norm) if method.parts.sends_batch_norm else 0, model.head.features
         )
-        rows = {name: tuple(sorted(self.rows(name, of))) if method.declared_payload.head else () for name in replies}
+        rows = {name: tuple(sorted(self.rows(name, of))) if method.payload.head else () for name in replies}
         classes = tuple(sorted({row for own in rows.values() for row in own}))
         numbers = choose_max_update_value(of, method), make_distributed_noise(of, method)
         return self.unmask(MaskedSumRequest(run, server_round, rows, classes, layout, *numbers), change, lost or {})

@@ -21,7 +21,7 @@ from polyclinic.strategies.engine.state import (
     serialize_federation_state,
     update_best_model,
 )
-from polyclinic.strategies.local.site_method import Criterion
+from polyclinic.strategies.local.method_traits import Criterion
 from polyclinic.strategies.registry import STRATEGIES
 from tests.strategies.states import TINY
 
@@ -223,7 +223,7 @@ def test_the_validation_losses_of_the_best_round_outlive_a_restart() -> None:
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_every_method_is_chosen_by_ranking_unless_classes_exclude_one_another(name: str) -> None:
     assert STRATEGIES[name]().site.default_selection_criterion == "auroc"
-    if STRATEGIES[name].site_class.multi_class:
+    if STRATEGIES[name].site_class.traits.supports_multi_class:
         assert STRATEGIES[name](task="multi_class").site.default_selection_criterion == "loss"
 
 
