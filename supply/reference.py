@@ -21,7 +21,7 @@ from polyclinic.common.system.stopping import STOPPED_ON_REQUEST
 from polyclinic.common.wire.codec import list_record_field_names
 from polyclinic.server.deployment.supervisor import RunExitCode
 from polyclinic.server.reporting.live.files import SENTENCES
-from polyclinic.server.runs.reader import RunSummary
+from polyclinic.server.runs.schema import RunSummary
 from supply.blocks import format_table, list_blocks, write_block
 from supply.experiment_keys import list_blocks_of_keys
 from supply.method_table import make_method_table

@@ -22,7 +22,8 @@ from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.system.plain_text import is_plain_text
 from polyclinic.common.wire.flower_messages import make_request, replace_metadata
 from polyclinic.data.base.image_set import DIGEST_BLOCKS, ImageSet, compute_picture_digest
-from polyclinic.server.runs.reader import RoundFileLine, RunFolderContent, RunSummary
+from polyclinic.server.runs.reader import RunFolderContent
+from polyclinic.server.runs.schema import RoundFileLine, RunSummary
 from polyclinic.strategies.engine.exchange import MOST_MISSING_REPORTED_EACH_TIME, send_and_receive
 from polyclinic.strategies.local.method_faults import find_contract_faults
 from polyclinic.strategies.registry import STRATEGIES

@@ -9,7 +9,7 @@ from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.common.system.docstrings import read_attribute_texts
 from polyclinic.server.deployment.supervisor import RunExitCode
-from polyclinic.server.runs.reader import RunSummary
+from polyclinic.server.runs.schema import RunSummary
 from supply.blocks import Block, list_blocks, replace_block
 from supply.reference import COMMAND, describe_exit_codes, describe_policy_keys, make_blocks
 

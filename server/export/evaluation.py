@@ -67,7 +67,8 @@ from polyclinic.server.export.preflight import (
     read_labelled_dataset,
 )
 from polyclinic.server.reporting.run_claims import explain_missing_auroc
-from polyclinic.server.runs.reader import RunSummary, read_run
+from polyclinic.server.runs.reader import read_run
+from polyclinic.server.runs.schema import RunSummary
 
 ALL_OF = "all of "
 MAY_BE_TRAINED_ON = (

@@ -4,9 +4,7 @@ The comparison is optional: a site that fails in the comparison, or exceeds its 
 """
 
 from collections.abc import Collection
-from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from flwr.app import Message, MessageType
 
@@ -17,6 +15,7 @@ from polyclinic.common.system.timers import ALONE_TIMES
 from polyclinic.common.wire.codec import encode_record
 from polyclinic.common.wire.records import BenefitReply, BenefitRequest, ModelGroups
 from polyclinic.server.federation.recorder import RunTotals
+from polyclinic.server.runs.schema import SiteBenefit
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.state import select_site_model_groups
 
@@ -28,7 +27,7 @@ NOT_TESTED = "it did not test the model"
 
 def compare_with_local_training(
     coordinator: Coordinator, initial: ModelState, tested: Collection[str], totals: RunTotals
-) -> dict[str, Any]:
+) -> dict[str, SiteBenefit]:
     """Let each site compare the run's model with one that it trains alone; collect results or reasons for failure.
 
     Args:
@@ -59,9 +58,9 @@ def compare_with_local_training(
     coordinator.callbacks.on_absent_sites("benefit", replies.absent)
     silent = {site: NOT_TRAINED if site in tested else NOT_TESTED for site in members if site not in epochs}
     benefits = {
-        site: {"benefit": federation_benefit_as_json(reply), "reason": ""} for site, reply in replies.accepted.items()
+        site: SiteBenefit(benefit=read_federation_benefit(reply), reason="") for site, reply in replies.accepted.items()
     }
-    benefits |= {site: {"benefit": None, "reason": why} for site, why in {**silent, **replies.absent}.items()}
+    benefits |= {site: SiteBenefit(benefit=None, reason=why) for site, why in {**silent, **replies.absent}.items()}
     return dict(sorted(benefits.items()))
 
 
@@ -78,17 +77,16 @@ def compute_comparison_deadline_s(round_deadline_s: float, rounds_took_s: float,
     return round_deadline_s + ALONE_TIMES * rounds_took_s / drawn
 
 
-def federation_benefit_as_json(reply: BenefitReply) -> dict[str, Any] | None:
-    """Return a site's comparison for JSON; None if the site's policy hides the metrics, or no class could be tested."""
+def read_federation_benefit(reply: BenefitReply) -> FederationBenefit | None:
+    """Return a site's comparison; None if the site's policy hides the metrics, or no class could be tested."""
     names, aurocs = reply.class_names, iter(reply.auroc)
     if not names:
         return None
     means = zip(MODELS, reply.mean, reply.mean_low, reply.mean_high, strict=True)
     gains = zip(COMPARED_MODELS, reply.gain, reply.gain_low, reply.gain_high, strict=True)
-    benefit = FederationBenefit(
+    return FederationBenefit(
         {model: {name: next(aurocs) for name in names} for model in MODELS},
         {model: EstimateWithInterval(value, (low, high)) for model, value, low, high in means},
         {model: EstimateWithInterval(value, (low, high)) for model, value, low, high in gains},
         "patients" if reply.over_patients else "images",
     )
-    return asdict(benefit)

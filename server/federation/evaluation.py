@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,12 +67,13 @@ from polyclinic.data.images.pixels import load_pixels_on_device, make_mask_tenso
 from polyclinic.server.federation.checkpoints import Checkpoint
 from polyclinic.server.federation.ensemble import (
     OWN_MODELS,
+    compute_mean_auroc,
     evaluate_ensemble,
     evaluate_local_models,
     find_local_model_folders,
-    make_site_metrics_entry,
 )
 from polyclinic.server.runs.folder import RunFolder
+from polyclinic.server.runs.schema import EnsembleTestResult, SiteTestResult
 from polyclinic.server.runs.unlearned import ClassLearning
 from polyclinic.strategies.engine.claims import ClaimsBySite
 from polyclinic.strategies.engine.coordinator import Coordinator
@@ -163,9 +164,9 @@ class FinalTestOutcome:
     """
 
     test: FinalTestSummary
-    per_site: Mapping[str, Any]
+    per_site: Mapping[str, SiteTestResult]
     model_sha256: str
-    ensemble: Mapping[str, Any] | None = None
+    ensemble: EnsembleTestResult | None = None
     external: FinalTestSummary | None = None
 
 
@@ -218,7 +219,7 @@ def save_and_test_model(
             of_owners[name].append(metrics)
     over_sites = {name: average_metrics_over_models(metrics) for name, metrics in of_owners.items()}
     histograms: Histograms | None = None
-    ensemble: Mapping[str, Any] | None = None
+    ensemble: EnsembleTestResult | None = None
     external: FinalTestSummary | None = None
     if coordinator.method.site.parts.has_global_model:
         model = coordinator.result_model
@@ -265,14 +266,12 @@ def save_and_test_model(
     if drawn is not None:
         test = replace(test, sampled=_estimate_site_sample_intervals(metrics_of_counting, contract, drawn, test.note))
     per_site = {
-        answer.site: {
-            "validation_loss": answer.validation_loss,
-            **make_site_metrics_entry(metrics_of_site[answer.site]),
-            "decisions": {
-                name: asdict(decided)
-                for name, decided in count_decisions_at_points(answer.histograms, test.operating_points).items()
-            },
-        }
+        answer.site: SiteTestResult(
+            validation_loss=answer.validation_loss,
+            mean_auroc=compute_mean_auroc(metrics_of_site[answer.site]),
+            per_class=metrics_of_site[answer.site],
+            decisions=count_decisions_at_points(answer.histograms, test.operating_points),
+        )
         for answer in answers
     }
     return FinalTestOutcome(test, per_site, sha256, ensemble, external)

@@ -6,7 +6,7 @@ from pathlib import Path
 from polyclinic.common.metrics.auroc import FEWEST_POSITIVES, FinalTestSummary
 from polyclinic.common.reporting.page import TERMS, write_html_page
 from polyclinic.common.system.plain_text import format_count
-from polyclinic.server.runs.reader import RunSummary
+from polyclinic.server.runs.schema import RunSummary
 
 TEMPLATES = Path(__file__).parent / "templates"
 GROUP_TITLES = {

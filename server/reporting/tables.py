@@ -15,7 +15,8 @@ from polyclinic.common.metrics.measured import ValueWithError, format_value_with
 from polyclinic.common.system.files import is_file
 from polyclinic.server.reporting.page import group_classes_by_annotation
 from polyclinic.server.reporting.run_claims import describe_run_result, list_prominent_limitations
-from polyclinic.server.runs.reader import RunFolderContent, RunSummary, read_run
+from polyclinic.server.runs.reader import RunFolderContent, read_run
+from polyclinic.server.runs.schema import RunSummary
 
 SITES_MARKED = 12
 """Number of sites up to which each has a column; more are counted, because there would be no room."""

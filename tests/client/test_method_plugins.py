@@ -137,7 +137,9 @@ def test_it_trains_and_its_parameter_counts(module: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("mu", [0, 0.1])
 def test_one_that_returns_a_function_is_told_to_return_a_local_round(mu: float, module: Path, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"hasty: make_round\(\) returned a function, not a LocalRound\. Return LocalRound"):
+    with pytest.raises(
+        Exception, match=r"hasty: make_round\(\) returned a function, not a LocalRound\. Return LocalRound"
+    ):
         federation(tmp_path, "run.method=plugin:hasty", *SMALL_RUN, f"method.proximal_mu={mu}")
 
 

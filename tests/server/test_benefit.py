@@ -31,7 +31,8 @@ from polyclinic.server.reporting.run_claims import (
     list_prominent_limitations,
 )
 from polyclinic.server.reporting.run_report import write_run_report
-from polyclinic.server.runs.reader import RunFolderContent, SiteBenefit, read_run
+from polyclinic.server.runs.reader import RunFolderContent, read_run
+from polyclinic.server.runs.schema import SiteBenefit
 from polyclinic.strategies.registry import STRATEGIES
 from tests.federations import federation, finished, needs_of
 from tests.server.reports import body_text

@@ -41,8 +41,8 @@ from polyclinic.server.reporting.live.page import render_changing_page_part, ren
 from polyclinic.server.runs.audit_log import shorten_absence_reasons
 from polyclinic.server.runs.folder import RunFolder
 from polyclinic.server.runs.live_status import CurrentRun
-from polyclinic.server.runs.reader import RoundFileLine
 from polyclinic.server.runs.reporter import RunReporter
+from polyclinic.server.runs.schema import RoundFileLine
 from polyclinic.strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord
 from polyclinic.strategies.engine.state import FederationState
 from tests.network.real import lines_of
