@@ -26,23 +26,22 @@ from polyclinic.client.site.plans import (
     store_request_text,
 )
 from polyclinic.client.site.run_entries import RunEntryFolder
+from polyclinic.client.site.site_file import SiteSettings, read_site_toml_without_data
 from polyclinic.common.errors import BadInput
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.plan_decisions import (
     DecisionFault,
     PlanDecision,
-    check_approver_public_key,
     compute_decision_hash,
     parse_decision,
     verify_decision,
 )
 from polyclinic.common.system.plain_names import RunName
-from polyclinic.common.system.plain_text import is_plain_text, join_first_and_count
+from polyclinic.common.system.plain_text import join_first_and_count
 
 if TYPE_CHECKING:
     from polyclinic.client.site.policy import SitePolicy
     from polyclinic.client.site.site import Site
-    from polyclinic.client.site.site_file import SiteSettings
 
 MISSING, DENIED = "approval.missing", "approval.denied"
 """Rules of a text on which nobody has decided, and of one that a person has denied."""
@@ -52,7 +51,6 @@ PARTS_OF_ROUND = frozenset({"KeysRequest", "SharesRequest", "MaskedRequest", "Re
 """Records without a text of their own: stages of secure aggregation, in a run whose text came before."""
 RUNS, EARLIER_RUNS = "approved-runs", "approved-runs.json"
 """Folder with a small file for each run that was approved: by which text. No release had all of them in one file."""
-LONGEST_NAME = 100
 DISCLOSURE_KEYS = (
     *("level", "parts", "statistics", "maximum_update_norm", "training_figures", "test_metrics", "test_each_round"),
     *("label_counts", "score_histograms", "smallest_count", "round_counts_to", "train_hidden_classes"),
@@ -76,21 +74,6 @@ class ApprovalVerdict:
     reason: str = ""
     sha256: str = ""
     facts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-
-def check_approvers(table: Mapping[str, str]) -> None:
-    """Check the table ``[approvers]`` of ``site.toml``.
-
-    Raises:
-        ValueError: If a name or a key has another form.
-    """
-    for name, line in table.items():
-        if not name.strip() or len(name) > LONGEST_NAME or not is_plain_text(name):
-            raise ValueError(f"the name of a person is one line of 1 to {LONGEST_NAME} characters, not {name[:80]!r}")
-        try:
-            check_approver_public_key(line)
-        except ValueError as error:
-            raise ValueError(f"the key of {name} {error}") from None
 
 
 def select_disclosure_policy(policy: "SitePolicy") -> dict[str, Any]:
@@ -117,7 +100,7 @@ class SiteApprovals:
         self.store = PlanStore(state)
 
     @classmethod
-    def from_settings(cls, settings: "SiteSettings") -> "SiteApprovals":
+    def from_settings(cls, settings: SiteSettings) -> "SiteApprovals":
         """Return the object that decides about requests at the site of this folder."""
         return cls(settings.folder, settings.state_folder, settings.file.name, settings.file.policy)
 
@@ -219,8 +202,6 @@ class SiteApprovals:
         return f"each plan needs an approval; {who}"
 
     def _read_approvers(self) -> dict[str, str]:
-        from polyclinic.client.site.site_file import read_site_toml_without_data
-
         return read_site_toml_without_data(self._folder).file.approvers
 
     def _read_present_time(self) -> dt.datetime:

@@ -25,8 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.identity import compute_public_key_fingerprint, write_secret_file
+from polyclinic.common.system.plain_text import is_plain_text
 
 KEY_KIND = "ssh-ed25519"
+LONGEST_APPROVER_NAME = 100
 FEWEST_CHARACTERS = 8
 """Fewest characters of a passphrase: anyone who finds the file could guess a shorter one, and approve in its
 owner's name."""
@@ -130,6 +132,23 @@ def format_approver_public_key(key: Ed25519PublicKey, comment: str) -> str:
     """Return an approver's public key as one OpenSSH line."""
     text = key.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).decode()
     return f"{text} {'_'.join(comment.split())}".strip()
+
+
+def check_approvers(table: Mapping[str, str]) -> None:
+    """Check the table ``[approvers]`` of ``site.toml``.
+
+    Raises:
+        ValueError: If a name or a key has another form.
+    """
+    for name, line in table.items():
+        if not name.strip() or len(name) > LONGEST_APPROVER_NAME or not is_plain_text(name):
+            raise ValueError(
+                f"the name of a person is one line of 1 to {LONGEST_APPROVER_NAME} characters, not {name[:80]!r}"
+            )
+        try:
+            check_approver_public_key(line)
+        except ValueError as error:
+            raise ValueError(f"the key of {name} {error}") from None
 
 
 def check_approver_public_key(line: str) -> str:

@@ -16,6 +16,8 @@ from pathlib import Path
 KEPT_BYTES = 2**30
 LARGE_MODEL_BYTES = 2**27
 """Size of a model from which buffers are not kept: those of several models would lie beside one another, unused."""
+READING_THREADS = min(8, os.cpu_count() or 1)
+"""Number of threads that read or decode picture files."""
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of <malloc.h>
 

@@ -1,10 +1,8 @@
 """Decode PNG, JPEG, DICOM and NIfTI files, and convert the pictures to the size and colour of a data set."""
 
 import io
-import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,98 +15,35 @@ from polyclinic.data.base.decoded_size import LARGEST_MB, refuse_oversized_file
 from polyclinic.data.base.image_set import SkippedImage
 from polyclinic.data.base.spec import DEFAULT_RENDERING, PictureRenderingOptions, Resize, VolumeSize
 from polyclinic.data.images.bands import scale_samples_to_8_bits, scale_values_to_8_bits
+from polyclinic.data.images.file_kinds import (
+    HEAD_BYTES,
+    PNG_OR_JPEG_SIGNATURES,
+    PNG_SIGNATURE,
+    describe_png_conversion,
+    explain_unsupported_file_type,
+    is_dicom_file,
+    is_nifti_file,
+    read_first_bytes,
+)
 from polyclinic.data.images.jpeg import decode_jpeg
 from polyclinic.data.images.middle_slices import show_middle_slices
 from polyclinic.data.images.rendered import SQUARE_TOLERANCE, RenderedPicture
 
-PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
-"""File name extensions of supported pictures; the content alone decides the kind of a file."""
-UNREAD_SUFFIXES = (".bmp", ".tif", ".tiff", ".gif", ".webp", ".jp2", ".heic", ".nrrd", ".mha", ".mhd", ".hdr", ".svs")
-"""File name extensions of pictures that are not supported."""
-_UNREAD_KINDS = {
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-    b"II+\0": "TIFF",
-    b"MM\0+": "TIFF",
-    b"GIF8": "GIF",
-    b"\0\0\0\x0cjP": "JPEG 2000",
-    b"%PDF": "PDF",
-}
-"""First bytes of unsupported file formats."""
 _LONGEST_REASON = 150
 _NOISE_OF_COLOR, _SHARE_IN_COLOR = 8, 0.001
-_CONVERT = "convert it to PNG"
-NOT_A_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"
 BLANK = "blank"
 """Key in a Pillow image's ``info``, True if a window misses all values of a DICOM file or a NIfTI slice."""
 PIXEL_ASPECT = "pixel_aspect"
 """Key in a Pillow image's ``info``: height of a pixel divided by its width, for DICOM and NIfTI."""
 DEPTH_UNKNOWN = "a PNG file of 16 bits a sample; data.bit_depth must say how many of them are used, such as 12"
-_PNG = b"\x89PNG"
-_PNG_OR_JPEG = (_PNG, b"\xff\xd8")
 _MAY_TURN = (b"eXIf", b"adobe.xmp", b"Raw profile type")
 """Markers of PNG metadata that may contain an orientation."""
-_HEAD = 348
-"""Number of first bytes that identify the kind of a file."""
-_PACKED_HEAD = 4096
-"""Bytes of a gzip file that contain the first 348 decompressed ones: the file's name comes first, and data may be
-stored uncompressed."""
 # Replaced by our own limit, which users can raise: see polyclinic.data.base.decoded_size.
 Image.MAX_IMAGE_PIXELS = None
 _SAMPLES = {0: 1, 2: 3, 3: 4, 4: 2, 6: 4}
 """Samples per pixel of a decoded PNG file, by its colour type; a palette becomes colours."""
 _IN_PILLOW = 4
 """Bytes per pixel in Pillow's memory, except for plain grey."""
-
-
-def is_dicom_file(data: bytes) -> bool:
-    """Return True if the bytes have the DICOM prefix ``DICM`` at position 128."""
-    return data[128:132] == b"DICM"
-
-
-def is_nifti_file(head: bytes) -> bool:
-    """Return True if a file's first bytes, from :func:`read_first_bytes`, are those of a NIfTI-1 or NIfTI-2 file."""
-    return head[344:348] in (b"n+1\0", b"ni1\0") or head[4:8] in (b"n+2\0", b"ni2\0")
-
-
-def is_supported_picture_file(head: bytes) -> bool:
-    """Return True if a file's first bytes, from :func:`read_first_bytes`, are those of a supported image format."""
-    return head.startswith(_PNG_OR_JPEG) or is_dicom_file(head) or is_nifti_file(head)
-
-
-def explain_unsupported_file_type(head: bytes) -> str:
-    """Return an error message for a file of an unsupported kind, given its first bytes; known formats get a remedy."""
-    kind = next((kind for begin, kind in _UNREAD_KINDS.items() if head.startswith(begin)), "")
-    kind = "BMP" if head.startswith(b"BM") and head[6:10] == bytes(4) else kind
-    kind = "WebP" if head.startswith(b"RIFF") and head[8:12] == b"WEBP" else kind
-    return f"a {kind} file; {_CONVERT}" if kind else NOT_A_PICTURE
-
-
-def describe_png_conversion(reasons: Iterable[str]) -> str:
-    """Return advice on how to convert files to PNG, or an empty text if no reason calls for it.
-
-    Args:
-        reasons: Reasons why files are not read, from :func:`explain_unsupported_file_type`.
-    """
-    if not any(reason.endswith(_CONVERT) for reason in reasons):
-        return ""
-    return (
-        "To convert, make a copy of the folder, and in it save each such file as PNG under its own name (the ending "
-        "does not matter): "
-        """python -c "import sys; from PIL import Image; [Image.open(f).save(f, 'PNG') for f in sys.argv[1:]]" """
-        "FILE ..."
-    )
-
-
-def read_first_bytes(file: Path) -> bytes:
-    """Return the first 348 bytes of a file, decompressed if it is a gzip file; fewer if it is short or damaged."""
-    with file.open("rb") as opened:
-        head = opened.read(_PACKED_HEAD)
-        if not head.startswith(b"\x1f\x8b"):
-            return head[:_HEAD]
-        with suppress(zlib.error):
-            return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, _HEAD)
-    return b""
 
 
 @dataclass(frozen=True)
@@ -175,10 +110,10 @@ def decode_picture(
         from polyclinic.data.images.dicom import render_dicom_file  # takes a second, and most data sets have none
 
         return _make_pillow_image(render_dicom_file(data, rendering))
-    if not data.startswith(_PNG_OR_JPEG):
-        raise ValueError(explain_unsupported_file_type(data[:_HEAD]))
+    if not data.startswith(PNG_OR_JPEG_SIGNATURES):
+        raise ValueError(explain_unsupported_file_type(data[:HEAD_BYTES]))
 
-    image = _decode_png(data, rendering) if data.startswith(_PNG) else _decode_jpeg(data, rendering, side)
+    image = _decode_png(data, rendering) if data.startswith(PNG_SIGNATURE) else _decode_jpeg(data, rendering, side)
     ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
     return _convert_pillow_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
 
@@ -250,7 +185,7 @@ def decode_png_samples(data: bytes, largest_mb: int = LARGEST_MB) -> NDArray[np.
 
 def is_16_bit_png(head: bytes) -> bool:
     """Return True if a file's first bytes, from :func:`read_first_bytes`, are those of a PNG with 16-bit samples."""
-    return head.startswith(_PNG) and head[24:25] == b"\x10"
+    return head.startswith(PNG_SIGNATURE) and head[24:25] == b"\x10"
 
 
 def open_png_or_jpeg(content: bytes | Path) -> Image.Image:

@@ -10,7 +10,7 @@ A text "class_name" beside a class number names that class.
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,14 @@ _CLASS_NAME_KEYS = ("classname", "classnames", "labelname")
 USE_ITEM = "Bring each item into that form: pc.LabelledImages(dataset, item=lambda x: (x[...], x[...]))."
 _CLOSE = 0.6
 """Similarity (0 to 1) from which an unknown class name is shown beside the known one."""
+
+
+class MapStyleDataset(Protocol):
+    """A map-style data set: anything with ``__getitem__`` and ``__len__``, such as a ``torch.utils.data.Dataset``."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.system.files import find_existing_output_faults, write_atomically
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.vocabulary import PART_NAMES
-from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
+from polyclinic.data.images.file_kinds import PICTURE_SUFFIXES, UNREAD_SUFFIXES
 
 IMAGE_COLUMN, MASK_COLUMN, PATIENT_COLUMN, SPLIT_COLUMN = "image", "mask", "patient", "split"
 DESCRIPTION = "dataset.json"
