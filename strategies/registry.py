@@ -57,7 +57,8 @@ def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi
     try:
         method = kind(parameters, task)
     except ValidationError as error:
-        schema, faults = kind.site_class.traits.parameters_class, list[Fault]()
+        schema = kind.site_class.traits.parameters_class
+        faults = list[Fault]()
         for detail in error.errors(include_url=False):
             key = ".".join(str(step) for step in detail["loc"])
             if detail["type"] == "extra_forbidden":
@@ -156,9 +157,13 @@ def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
             or if the method cannot work with secure aggregation.
     """
     strategy = build_strategy(experiment.run.method, experiment.method, experiment.model.task)
-    method, training, level = strategy.site, experiment.training, experiment.privacy.level
+    method = strategy.site
+    training = experiment.training
+    level = experiment.privacy.level
     raise_faults(find_loss_setting_faults(training, experiment.model.task, method.traits.allows_other_loss, level))
-    model, evaluation, faults = experiment.model, experiment.evaluation, method.find_training_faults(training)
+    model = experiment.model
+    evaluation = experiment.evaluation
+    faults = method.find_training_faults(training)
     if method.parts.freezes_batch_norm and model.norm == "batch":
         # A plan names no weights, because its reader starts from what it gets; a plug-in may bring some.
         trained = model.weights is not None or model.architecture.startswith(PLUGIN)
@@ -176,7 +181,8 @@ def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
         faults.append(Fault("run.method", problem, 'Use "surgical" or "partial_loss", which train on volumes.'))
     if evaluation.sites and not method.parts.has_global_model:
         ends = "in this run each site ends with a model of its own, which its own test chooses"
-        problem, hint = f"is {evaluation.sites}, but {ends}.", "Leave it out: all sites are asked."
+        problem = f"is {evaluation.sites}, but {ends}."
+        hint = "Leave it out: all sites are asked."
         faults.append(Fault("evaluation.sites", problem, hint))
     if evaluation.compare_local and (method.pooled_missing_labels != "no" or method.parts.trains_alone):
         alone = method.pooled_missing_labels == "no"

@@ -49,7 +49,7 @@ from polyclinic.strategies.privacy.secure_aggregation.site import (
     SiteMaskingRound,
     make_restart_refusal,
 )
-from polyclinic.strategies.privacy.secure_aggregation.vectors import ONE, choose_max_update_value
+from polyclinic.strategies.privacy.secure_aggregation.vectors import FIXED_POINT_ONE, choose_max_update_value
 
 SMALLEST_DIFFERENCE = 2
 """If the policy's ``smallest_cohort`` is below this, two sums of one round may differ by any site."""
@@ -197,7 +197,7 @@ def _make_masking_conditions(
         shares: The noise of which each site adds a share; None for no such noise.
     """
     return MaskingConditions(
-        largest=float(ONE),
+        largest=float(FIXED_POINT_ONE),
         alone=site.policy.rows_alone and shares is None,
         identity=site.identity,
         peers=site.policy.peers,

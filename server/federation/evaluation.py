@@ -75,7 +75,7 @@ from polyclinic.server.federation.ensemble import (
 from polyclinic.server.runs.folder import RunFolder
 from polyclinic.server.runs.schema import EnsembleTestResult, SiteTestResult
 from polyclinic.server.runs.unlearned import ClassLearning
-from polyclinic.strategies.engine.claims import ClaimsBySite
+from polyclinic.strategies.engine.admission_limits import ClaimsBySite
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.events import ReplyArrival
 from polyclinic.strategies.engine.exchange import ExchangeReplies

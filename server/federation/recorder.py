@@ -39,7 +39,7 @@ from polyclinic.server.runs.schema import (
     SiteLosses,
 )
 from polyclinic.strategies.aggregation.bounds import find_dominant_sites
-from polyclinic.strategies.engine.claims import describe_lowered_claim
+from polyclinic.strategies.engine.admission_limits import describe_lowered_claim
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.events import (
     FederationValidation,

@@ -69,7 +69,7 @@ from polyclinic.server.simulation.backends.inline import import_client_app, run_
 from polyclinic.server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
 from polyclinic.server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
 from polyclinic.server.simulation.training_notes import describe_unlabelled_images, list_training_notes
-from polyclinic.strategies.engine.claims import SiteAdmissionLimits
+from polyclinic.strategies.engine.admission_limits import SiteAdmissionLimits
 from polyclinic.strategies.local.arithmetic import choose_number_format, copy_with_number_format
 from polyclinic.strategies.local.method_faults import find_contract_faults
 from polyclinic.strategies.local.plugin_calls import SiteLabels, find_plugin_faults, is_transform_repeatable

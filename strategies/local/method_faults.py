@@ -10,7 +10,7 @@ AVERAGING_OPTIONS = ("clip_update", "compress_update", "compress_model", "server
 
 
 def find_parameter_faults(method: SiteMethod) -> list[Fault]:
-    """Return the faults of parameters that contradict one another, of this method alone at the end."""
+    """Return the faults of parameters that contradict one another: by the rules for all methods, then by its own."""
     faults = list[Fault]()
     if method.traits.reason_for_global_norm and method.parameters.trunk == "fedbn":
         reason = f'{method.traits.reason_for_global_norm}, and with "fedbn" there is none'

@@ -32,18 +32,17 @@ if TYPE_CHECKING:
 class RoundContext:
     """The data that a method's rules may use: the coordinator's knowledge at the beginning or end of a round.
 
-    Nothing of a site whose statistics do not count is in ``answers``, nor in ``statistics`` of methods that do not
-    store statistics by site (``stores_statistics_by_site``). So a method that uses only these is right by itself.
+    ``answers`` has no site whose statistics do not count. Nor has ``statistics``, unless the method stores statistics
+    by site (``stores_statistics_by_site``). So a method that uses only these two needs no check of its own.
 
     Attributes:
         contract: The run's classes, and the classes that each site annotates.
         answers: Site -> its answer to the roll call, for the sites whose statistics count; claims that are too large
-            are lowered (:mod:`polyclinic.strategies.engine.claims`).
+            are lowered (:mod:`polyclinic.strategies.engine.admission_limits`).
         statistics: Statistics that the method has aggregated so far; part of the coordinator's state.
         round: Number of the round that begins or has just ended.
-        uncounted: Sites whose statistics do not count
-        (:attr:`polyclinic.strategies.engine.state.FederationState.uncounted`), and
-            excluded sites.
+        uncounted: Excluded sites, and sites whose statistics do not count
+            (:attr:`polyclinic.strategies.engine.state.FederationState.uncounted`).
         site_models: Site -> the model as the site passed it on in this round, in the order of visits; only for
             :meth:`Method.aggregate_statistics` of sequential methods with
             :attr:`polyclinic.strategies.local.method_traits.SequentialTraits.stores_site_models`.

@@ -56,7 +56,7 @@ Float64 = NDArray[np.float64]
 
 
 def _choose_mixing_period(rounds: int, settings: Settings) -> int:
-    """Return 5, or one round less than the longer stage has: its first mixing comes so many rounds after its first."""
+    """Return 5, or in short runs one less than the rounds of the longer stage, so that a mixing takes place."""
     first = get_round_count(settings, "stage_one_rounds", 1)
     return max(1, min(5, max(first, rounds - first) - 1))
 
@@ -100,7 +100,8 @@ class CBAFedParameters(Parameters):
 
     def list_stages(self) -> tuple[Stage, ...]:
         """Return stage 2, and the first mixing with an earlier model, which is in stage 1 if that is long enough."""
-        first, period = self.stage_one_rounds, self.residual_every
+        first = self.stage_one_rounds
+        period = self.residual_every
         stages = [Stage("stage 2, in which missing labels get pseudo-labels, begins", first + 1, ("stage_one_rounds",))]
         if period:
             mixing = period + 1 if first > period else first + period + 1
@@ -127,7 +128,7 @@ def compute_pseudo_label_thresholds(entries: Floats, base: float, lowest: float,
 
 
 def count_trained_label_entries(reply: SiteReply) -> Float64:
-    """Return how many labels and pseudo-labels of each class a site says it trained on, ``(classes,)``.
+    """Return how many labels and pseudo-labels of each class a site trained on by its own statement, ``(classes,)``.
 
     Each count is limited to the site's number of training images.
     """
@@ -151,7 +152,8 @@ def compute_label_and_tag_loss(
         annotated: True for the classes that the site labels, ``(classes,)``; the others have pseudo-labels.
         positive_weight: Weight of the positives of each class, ``(classes,)``; None weighs all by 1.
     """
-    is_known, present = ~targets.isnan(), targets.nan_to_num()
+    is_known = ~targets.isnan()
+    present = targets.nan_to_num()
     entries = binary_cross_entropy_with_logits(logits, present, reduction="none", pos_weight=positive_weight)
     sums, counts = torch.where(is_known, entries, 0.0).sum(dim=0), is_known.sum(dim=0)  # (classes,)
     labelled = sums[annotated].sum() / counts[annotated].sum().clamp(min=1)
@@ -192,7 +194,8 @@ class CBAFedSite(SiteMethod):
 
     def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: its objective is the cross-entropy of labels and pseudo-labels."""
-        parameters, targets = self.parameters, self.add_pseudo_labels(context)
+        parameters = self.parameters
+        targets = self.add_pseudo_labels(context)
         positive_weight = compute_positive_weights(targets) if parameters.balanced else None
 
         def objective(model: Model, batch: Batch) -> Tensor:
@@ -211,7 +214,8 @@ class CBAFedSite(SiteMethod):
 
     def add_pseudo_labels(self, context: ClientContext) -> Tensor:
         """Return the site's labels and, in stage 2, pseudo-labels, ``(n, classes)``; NaN if there is neither."""
-        examples, statistics = context.examples, context.statistics
+        examples = context.examples
+        statistics = context.statistics
         if context.round <= self.parameters.stage_one_rounds or "thresholds" not in statistics:
             return examples.labels
         logits = compute_logits(context.network, examples.images, context.spec.precision)
@@ -244,7 +248,8 @@ class CBAFed(Method):
         if context.round < parameters.stage_one_rounds:
             return context.statistics
         entries = np.sum([count_trained_label_entries(reply) for reply in replies.values()], axis=0)  # (classes,)
-        low, high = parameters.threshold_lowest, parameters.threshold_highest
+        low = parameters.threshold_lowest
+        high = parameters.threshold_highest
         thresholds = compute_pseudo_label_thresholds(entries, parameters.threshold_base, low, high)
         return {"thresholds": thresholds.astype(np.float32)}
 

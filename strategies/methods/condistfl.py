@@ -109,7 +109,8 @@ class ConDistFLSite(SiteMethod):
         )
 
         def objective(model: Model, batch: Batch) -> Tensor:
-            view, others = batch.view(), ~batch.annotated
+            view = batch.view()
+            others = ~batch.annotated
             student = batch.logits(model, view)
             loss = supervised(student, batch.labels, batch.annotated)
             if not others.any():
@@ -122,7 +123,8 @@ class ConDistFLSite(SiteMethod):
 
     def _measure_distance(self, student: Tensor, teacher: Tensor, batch: Batch) -> Tensor:
         """Return the distance between the logits of student and teacher, for the classes that the site lacks."""
-        temperature, others = self.parameters.temperature, ~batch.annotated
+        temperature = self.parameters.temperature
+        others = ~batch.annotated
         if self.task == "exclusive_segmentation":
             return conditional_distillation_loss(student, teacher, batch.labels, batch.annotated, temperature)
         if self.task == "segmentation":

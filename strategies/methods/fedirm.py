@@ -102,7 +102,8 @@ class FedIRMParameters(Parameters):
         """Return the first round with unlabelled terms, and the round in which they have their largest weight."""
         if not self.unlabelled_weight:
             return ()
-        supervised, ramp = self.supervised_rounds, self.ramp_rounds
+        supervised = self.supervised_rounds
+        ramp = self.ramp_rounds
         event = "training without labels begins"
         return (
             Stage(event, supervised + 1, ("supervised_rounds",), "supervised_rounds = 0"),
@@ -229,7 +230,8 @@ class FedIRMRound:
         self.supervised = partial(partial_loss, positive_weight=positives)
         self.matches = bool(context.round > parameters.supervised_rounds and self.missing.any())
         if self.matches:
-            self.steps, self.teacher = 0, copy_as_dropout_teacher(context.network)
+            self.steps = 0
+            self.teacher = copy_as_dropout_teacher(context.network)
         nothing = np.full((len(self.missing), len(self.missing)), np.nan, np.float32)
         relations = context.statistics.get("relations", nothing)
         self.federation = torch.from_numpy(relations.copy()).to(self.missing.device)[self.missing]

@@ -75,7 +75,8 @@ class FedLSRParameters(Parameters):
 
 def mix_view_predictions(first_logits: Tensor, second_logits: Tensor, share: Tensor) -> Tensor:
     """Return the logits of the probabilities ``share * first + (1 - share) * second``, of any shape."""
-    first, second = share.log(), (1 - share).log()
+    first = share.log()
+    second = (1 - share).log()
     present = torch.logaddexp(logsigmoid(first_logits) + first, logsigmoid(second_logits) + second)
     absent = torch.logaddexp(logsigmoid(-first_logits) + first, logsigmoid(-second_logits) + second)
     return present - absent

@@ -213,7 +213,8 @@ def compute_prototype_margins(features: Floats, negative: Floats, positive: Floa
     """
 
     def cosine(prototype: Floats) -> Float64:  # 0 for a vector of zeros
-        rows, column = features.astype(np.float64), prototype.astype(np.float64)
+        rows = features.astype(np.float64)
+        column = prototype.astype(np.float64)
         lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(column)
         return np.asarray(rows @ column / np.where(lengths == 0, 1.0, lengths), np.float64)
 
@@ -471,7 +472,8 @@ class FedMLPRound:
         Returns:
             ``(n, classes)``: 1, 0, or -1 for no tag.
         """
-        statistics, parameters = self.context.statistics, self.parameters
+        statistics = self.context.statistics
+        parameters = self.parameters
         features, _ = self._compute_features_and_probabilities(self.teacher)
         every = self.tags.copy()  # (n, classes)
         for column in np.flatnonzero(~self.annotated):
@@ -497,7 +499,8 @@ class FedMLPRound:
                     teachers.append(batch.logits(self.teacher, view))
         for view in views:
             students.append(batch.logits(model, view))
-        targets, annotated = self.targets[batch.rows], batch.annotated
+        targets = self.targets[batch.rows]
+        annotated = batch.annotated
         if not self.second_stage:
             return compute_first_stage_loss(students, teachers or None, targets, annotated, self.adjustment)
         teacher = teachers[0] if teachers else None

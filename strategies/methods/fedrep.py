@@ -85,7 +85,8 @@ class FedRepSite(SiteMethod):
 
     def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: an optimiser changes only what has a gradient, so each batch trains one part."""
-        both, spec = super().make_round(context).objective, context.spec
+        both = super().make_round(context).objective
+        spec = context.spec
         batches = count_batches(context.examples.examples_per_epoch, spec.batch_size)
         steps = -(-batches // spec.gradient_accumulation_steps)  # in an epoch
         if spec.epochs * steps == 1:

@@ -108,8 +108,8 @@ def compute_label_prior(positives: Float64, images: Float64) -> Float64:
 def compute_federation_prior(context: RoundContext) -> Float64:
     """Return the :func:`compute_label_prior` of the sites whose statistics count, ``(classes,)``.
 
-    A class of which no such site tells a count gets the mean share of the other classes. That happens only when the
-    single site that told it does not count any more; with a share of 0, nobody would train the class.
+    A class without a count from any such site gets the mean share of the other classes. That happens only if the single
+    site that stated a count does not count any more; with a share of 0, no site would train the class.
     """
     positives, images = collect_label_counts(context)
     prior = compute_label_prior(positives, images)
@@ -143,7 +143,7 @@ def compute_site_label_prior(context: RoundContext, everywhere: Float64, site: s
 def collect_label_counts(context: RoundContext) -> tuple[Float64, Float64]:
     """Return the sites' counts of positives and of images, each ``(sites, classes)`` in name order; NaN for unknown.
 
-    In a multi-class task a site may keep some classes' counts to itself. Then its remaining images are divided equally
+    In a multi-class task, if a site does not send the counts of some classes, its remaining images are divided equally
     among these classes.
     """
     names = context.contract.class_names
@@ -275,7 +275,8 @@ def compute_weighted_binary_loss(logits: Tensor, labels: Tensor, prior: Tensor, 
     Args:
         prior: Share of present labels of each class in the federation, ``(rows,)``.
     """
-    weights, is_known = compute_label_entry_weights(labels, prior), ~labels.isnan()
+    weights = compute_label_entry_weights(labels, prior)
+    is_known = ~labels.isnan()
     losses = binary_cross_entropy_with_logits(logits, labels.nan_to_num(), reduction="none") * weights
     if reduction == "sum":
         return losses.sum() / is_known.any(dim=0).sum().clamp(min=1)
@@ -382,7 +383,8 @@ class FedSLD(Method):
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return a function that gives each site the federation's label prior for the classes of its head rows."""
-        everywhere, contract = compute_federation_prior(context), context.contract
+        everywhere = compute_federation_prior(context)
+        contract = context.contract
 
         def select_prior_of_site(site: str) -> Arrays:
             prior = compute_site_label_prior(context, everywhere, site)

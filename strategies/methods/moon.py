@@ -33,8 +33,8 @@ from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRou
 from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.methods.base import Method, make_method
 
-PREVIOUS = "previous"
-"""Prefix of the site's model of its last round in its memory."""
+PREVIOUS_MODEL = "previous"
+"""Prefix of the arrays of the site's last trained model in the state that the site stores."""
 
 
 class MoonParameters(Parameters):
@@ -89,7 +89,8 @@ class MoonSite(SiteMethod):
 
     def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: the loss plus the contrast; the trained model is stored for the next round."""
-        parameters, supervised = self.parameters, self.choose_training_loss(context.examples, context.spec)
+        parameters = self.parameters
+        supervised = self.choose_training_loss(context.examples, context.spec)
         received = copy_model_as_teacher(context.network)
         previous = load_previous_model(context)
 
@@ -115,7 +116,7 @@ def compute_features(batch: Batch, model: Model, view: Tensor) -> Tensor:
 
 def load_previous_model(context: ClientContext) -> Model | None:
     """Return the site's model of its last round; None in its first."""
-    stored = select_arrays_with_prefix(PREVIOUS, context.method_state)
+    stored = select_arrays_with_prefix(PREVIOUS_MODEL, context.method_state)
     if not stored:
         return None
     previous = copy_model_as_teacher(context.network)
@@ -127,7 +128,7 @@ def load_previous_model(context: ClientContext) -> Model | None:
 def store_trained_model(model: Model) -> Arrays:
     """Return the trained model as arrays by name."""
     arrays = ModelGroups.from_model(read_model_state(model)).to_named_arrays()
-    return {f"{PREVIOUS}/{name}": array for name, array in arrays.items()}
+    return {f"{PREVIOUS_MODEL}/{name}": array for name, array in arrays.items()}
 
 
 Moon = make_method(Method, MoonSite)

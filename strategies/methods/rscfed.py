@@ -178,7 +178,8 @@ class RSCFedRound:
         if self.teacher_is_behind:
             decay = compute_teacher_decay(self.steps, self.parameters.teacher_decay)
             update_teacher_average(self.teacher, model, decay)
-            self.steps, self.teacher_is_behind = self.steps + 1, False
+            self.steps = self.steps + 1
+            self.teacher_is_behind = False
 
 
 # ---------------------------------------------------------------------- coordinator
@@ -192,7 +193,8 @@ class RSCFed(Method):
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
         """Return each site's weight in the mean of this round's sub-consensus models."""
-        parameters, seed = self.site.parameters, (context.seed, context.round)
+        parameters = self.site.parameters
+        seed = (context.seed, context.round)
         models = range(parameters.consensus_models)
         groups = [draw_consensus_group(list(replies), parameters.consensus_sites, (*seed, number)) for number in models]
         images = np.array([float(reply.train_samples) for reply in replies.values()])

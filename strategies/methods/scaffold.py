@@ -194,7 +194,7 @@ class Scaffold(Method):
     site: ScaffoldSite
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return ``c - c_i`` for each site; nothing before any site has a control."""
+        """Return a function that gives each site ``c - c_i``; no statistics before any site has a control."""
         samples = self.site.parameters.weighting == "samples"
         weights = {site: float(answer.train_samples) if samples else 1.0 for site, answer in context.answers.items()}
         stored = context.statistics
@@ -213,7 +213,8 @@ class Scaffold(Method):
 
         A site that says that it took no step keeps its control.
         """
-        sent, controls = self.statistics_for(context), dict(context.statistics)
+        sent = self.statistics_for(context)
+        controls = dict(context.statistics)
         for site, reply in replies.items():
             rate_sum = float(np.nan_to_num(reply.statistics[RATE_SUM][0]))
             if rate_sum > 0:

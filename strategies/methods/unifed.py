@@ -54,10 +54,10 @@ class ServerOnlyParameters(SequentialParameters):
     """The ``[method]`` table of ``server_only``.
 
     Attributes:
-        tolerance: A fall of the validation loss by less than this counts as slight.
+        tolerance: A decrease of the validation loss by less than this counts as slight.
         epoch_cap: The largest number of epochs of one training.
-        server_patience: The coordinator's training ends after this many epochs in a row that are worse than the best
-            one, or after this many slight falls in total.
+        server_patience: The coordinator's training ends after this many consecutive epochs that are worse than the best
+            one, or after this many epochs with a slight decrease in total.
         global_patience: The run ends after this many rounds without a better model on the coordinator's validation
             part.
     """
@@ -72,8 +72,8 @@ class UniFedParameters(ServerOnlyParameters):
     """The ``[method]`` table of ``unifed``.
 
     Attributes:
-        patience: A hospital's training ends after this many epochs in a row that are worse than the best one, or after
-            this many slight falls of the loss in total.
+        patience: A hospital's training ends after this many consecutive epochs that are worse than the best one, or
+            after this many epochs with a slight decrease of the loss in total.
         alpha: Weight of the hospitals' model in the mixture: 0.7 in the text, 0.3 in the authors' code.
         slope: Rule that computes one slope from a hospital's losses.
     """

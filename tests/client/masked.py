@@ -27,7 +27,7 @@ from polyclinic.strategies.privacy.secure_aggregation.coordinator import MaskedS
 from polyclinic.strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
 from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 from polyclinic.strategies.privacy.secure_aggregation.vectors import (
-    ONE,
+    FIXED_POINT_ONE,
     UpdateVectorLayout,
     choose_max_update_value,
     flatten_update,
@@ -219,4 +219,4 @@ class Hospitals:
 
 def integers(vector: np.ndarray, part: float, largest: float = 16.0) -> np.ndarray:
     """An update in fixed point, worked out here once more."""
-    return np.rint(np.clip(vector, -largest, largest) * part * (ONE / largest)).astype(np.int64)
+    return np.rint(np.clip(vector, -largest, largest) * part * (FIXED_POINT_ONE / largest)).astype(np.int64)
