@@ -15,7 +15,7 @@ from rich.table import Table
 
 from polyclinic.common.config import Experiment, HospitalPlan, make_hospital_plan
 from polyclinic.strategies.local.arithmetic import (
-    DEFAULT,
+    DEFAULT_NUMBER_FORMAT,
     find_fastest_number_format,
     list_cpu_number_formats,
     time_training_steps,
@@ -47,7 +47,14 @@ def main() -> None:
         best = find_fastest_number_format(seconds)
         table.add_row(model, *(f"{seconds[each] * 1e3:.0f} ms" for each in options), str(best))
         text = {str(each): seconds[each] for each in options}
-        rows.append({"model": model, "seconds": text, "chosen": str(best), "times": seconds[DEFAULT] / seconds[best]})
+        rows.append(
+            {
+                "model": model,
+                "seconds": text,
+                "chosen": str(best),
+                "times": seconds[DEFAULT_NUMBER_FORMAT] / seconds[best],
+            }
+        )
     Console(width=150).print(table)
     if arguments.out:
         told_all = {"side": arguments.side, "batch": arguments.batch, "rows": rows}

@@ -170,7 +170,7 @@ def answer_roll_call(site: Site, call: RollCall) -> RollCallAnswer:
     if site.stated_counts is not None:
         site.stated_counts.write_count(call.run, site.train_samples)
 
-    counts_leave = method.declared_payload.label_counts and policy.label_counts
+    counts_leave = method.payload.label_counts and policy.label_counts
     network = get_unfilled_network(plan.model, site.declaration.canonical_names, site.device, site.gpus)
     validation = (
         round_count_down(len(site.validation), policy) if site.may_report_metrics("validation") else UNKNOWN_COUNT

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,9 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import Fault, quote_names, raise_faults, suggest_nearest_name
 from polyclinic.common.system.plain_text import PLAIN_NAME
 from polyclinic.data.base.names import make_class_spelling_key
+
+PooledLabels = Literal["no", "negative", "masked", "known"]
+"""How missing labels count if a simulation pools all images at one site; ``no`` if it does not pool."""
 
 CONTRACT_RUN = "contract"
 """Prefix of the run name of a roll call by ``flwr-server status --contract``, which no round follows."""

@@ -14,22 +14,6 @@ EXAMPLES_FOLDER = "experiments"
 """Folder of the examples in the checkout, and where ``flwr-sim examples`` writes them."""
 
 
-def write_examples(folder: Path) -> list[Path]:
-    """Copy all examples into a folder; return the written files and folders.
-
-    Raises:
-        BadInput: If a file exists already; no file is overwritten.
-    """
-    from polyclinic.common.errors import BadInput, Fault
-    from polyclinic.common.system.files import remove_outputs_on_failure
-
-    if existing := [str(folder / name) for name in EXAMPLE_FILES if (folder / name).exists()]:
-        raise BadInput([Fault(path, "is there already, and nothing is written over") for path in existing])
-    with remove_outputs_on_failure(folder, *(folder / name for name in EXAMPLE_FILES)):
-        copy_examples(_find_examples_folder(), folder)
-    return [folder / name for name in EXAMPLE_FILES]
-
-
 def find_experiment_file(path: Path) -> Path:
     """Return the path of an experiment file, or of the example with this name, such as ``digits_surgical``.
 
@@ -42,7 +26,7 @@ def find_experiment_file(path: Path) -> Path:
 
     if os.path.lexists(path) or path.suffix or len(path.parts) != 1:
         return path
-    folder = _find_examples_folder()
+    folder = find_examples_folder()
     # The container image of a hospital has no examples.
     examples = {file.stem: file for file in sorted(folder.glob("*.toml")) if file.name in EXAMPLE_FILES}
     if path.name in examples:
@@ -75,7 +59,7 @@ def copy_examples(source: Path, destination: Path) -> None:
             shutil.copyfile(path, copy)
 
 
-def _find_examples_folder() -> Path:
+def find_examples_folder() -> Path:
     """Return the folder of the examples: inside the package if installed from a wheel, else that of the checkout."""
     package = Path(__file__).parents[1]
     installed = package / EXAMPLES_FOLDER

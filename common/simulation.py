@@ -6,14 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from polyclinic.common.config import Experiment
-from polyclinic.common.contract import LabelContract, LabelDeclaration, merge_label_declarations
+from polyclinic.common.contract import LabelContract, LabelDeclaration, PooledLabels, merge_label_declarations
 from polyclinic.common.errors import raise_faults
 from polyclinic.common.vocabulary import Vocabulary, group_words_by_class, name_images_by_vocabulary
 from polyclinic.data.base.image_set import (
@@ -32,8 +31,6 @@ from polyclinic.data.sources.plugin import read_class_names_before_items
 
 POOLED_SITE = "pooled"
 """Name of the single site that has the images of all sites."""
-Pooling = Literal["no", "negative", "masked", "known"]
-"""How images of all sites are pooled at one site; see :func:`select_simulated_site_images`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,7 +221,7 @@ def _load_cached_dataset(data: str, base: Path, store: DecodedImageStore) -> Dat
     return load_dataset(TypeAdapter(DataSpec).validate_json(data), base, store)
 
 
-def select_simulated_site_images(data: SimulatedData, index: int, pooling: Pooling) -> SimulatedSiteImages:
+def select_simulated_site_images(data: SimulatedData, index: int, pooling: PooledLabels) -> SimulatedSiteImages:
     """Return labels and images of the site at ``index``, or of a single site that pools the images of all sites.
 
     Args:
@@ -260,7 +257,7 @@ def select_site_test_images(data: SimulatedData) -> dict[str, ImageSet]:
 
 
 def _relabel_pooled_images(
-    images: ImageSet, part: SitePartition, rows: NDArray[np.intp], names: tuple[str, ...], pooling: Pooling
+    images: ImageSet, part: SitePartition, rows: NDArray[np.intp], names: tuple[str, ...], pooling: PooledLabels
 ) -> ImageSet:
     """Return images of one site with one label column for each of ``names``, so that several sites can be pooled.
 

@@ -26,7 +26,8 @@ from polyclinic.common.plugins import (
     is_local_plugin_name,
     register_local_plugin,
 )
-from polyclinic.data.sources.plugin import GIVEN_IMAGES_ATTRIBUTE, DatasetPlugin, LabelledImages, MapStyleDataset
+from polyclinic.data.sources.dataset_items import MapStyleDataset
+from polyclinic.data.sources.plugin import GIVEN_IMAGES_ATTRIBUTE, DatasetPlugin, LabelledImages
 
 if TYPE_CHECKING:
     import torch

@@ -7,10 +7,11 @@ half, a subclass of ``SiteMethod``. The entry point of the coordinator's half is
 
 from polyclinic.common.models.network import Model, SplitNetwork
 from polyclinic.strategies.aggregation.means import HeadMean, Weighting, Weights
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters, Payload, Statistic
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, Losses, Objective, plain
-from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.stages import RoundDefault, Stage, make_share_of_rounds
-from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
+from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply, make_method
 from polyclinic.strategies.methods.surgical import OwnersMean, SurgicalAggregation
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "LocalRound",
     "Losses",
     "Method",
+    "MethodTraits",
     "Model",
     "Objective",
     "OwnersMean",
@@ -35,6 +37,7 @@ __all__ = [
     "SurgicalAggregation",
     "Weighting",
     "Weights",
+    "make_method",
     "make_share_of_rounds",
     "plain",
 ]

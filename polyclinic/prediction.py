@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.errors import BadInput, Fault
-from polyclinic.data.sources.plugin import LabelledImages, MapStyleDataset
+from polyclinic.data.sources.dataset_items import MapStyleDataset
+from polyclinic.data.sources.plugin import LabelledImages
 
 if TYPE_CHECKING:
     from polyclinic.common.models.network import SplitNetwork

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from polyclinic.common.models.network import SplitNetwork
-    from polyclinic.server.reporting.run_claims import RunClaims
     from polyclinic.server.runs.reader import RunFolderContent
+    from polyclinic.server.runs.schema import RunClaims
 
 
 @use_python_words()

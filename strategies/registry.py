@@ -23,6 +23,7 @@ from polyclinic.common.system.toml import describe_validation_error, suggest_nea
 from polyclinic.strategies.aggregation.robust import RobustMeanRule
 from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer
 from polyclinic.strategies.local.losses import find_loss_setting_faults
+from polyclinic.strategies.local.method_faults import find_parameter_faults
 from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.method_list import METHOD_CLASS_PATHS, find_unknown_method_fault
 from polyclinic.strategies.methods.base import Method
@@ -62,7 +63,8 @@ def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi
     try:
         method = kind(parameters, task)
     except ValidationError as error:
-        schema, faults = kind.site_class.table, list[Fault]()
+        schema = kind.site_class.traits.parameters_class
+        faults = list[Fault]()
         for detail in error.errors(include_url=False):
             key = ".".join(str(step) for step in detail["loc"])
             if detail["type"] == "extra_forbidden":
@@ -77,7 +79,7 @@ def build_strategy(name: str, parameters: Mapping[str, Any], task: Task = "multi
                 problem = describe_validation_error(dict(detail))
                 faults.append(Fault(f"method.{key}", problem, suggest_nearest_literal(dict(detail))))
         raise BadInput(faults) from None
-    raise_faults(method.site.find_parameter_faults())
+    raise_faults(find_parameter_faults(method.site))
     return method
 
 
@@ -85,8 +87,8 @@ def list_statistic_meanings() -> dict[str, str]:
     """Return the statistics that sites send in any method: name -> meaning, with the methods in brackets."""
     sent: dict[str, tuple[str, list[str]]] = {}
     for method in (strategy.site_class for strategy in STRATEGIES.values()):
-        for statistic in method.declared.statistics:
-            sent.setdefault(statistic.name, (statistic.meaning, []))[1].append(f"`{method.name}`")
+        for statistic in method.traits.payload.statistics:
+            sent.setdefault(statistic.name, (statistic.meaning, []))[1].append(f"`{method.traits.name}`")
     return {name: f"{meaning} ({', '.join(methods)})" for name, (meaning, methods) in sent.items()}
 
 
@@ -103,7 +105,7 @@ def find_segmentation_faults(experiment: Experiment | HospitalPlan, method: Site
         ),
         "evaluation.metrics": (bool(experiment.evaluation.metrics), "compute figures of one score for each image."),
         "external_test": (
-            getattr(experiment, "external_test", None) is not None and not method.has_global_model,
+            getattr(experiment, "external_test", None) is not None and not method.parts.has_global_model,
             f"tests one model, and with {method.name} each site has its own.",
         ),
         "evaluation.compare_local": (experiment.evaluation.compare_local, "compares AUROCs, and there are none."),
@@ -161,10 +163,14 @@ def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
             or if the method cannot work with secure aggregation.
     """
     strategy = build_strategy(experiment.run.method, experiment.method, experiment.model.task)
-    method, training, level = strategy.site, experiment.training, experiment.privacy.level
-    raise_faults(find_loss_setting_faults(training, experiment.model.task, method.chooses_loss, level))
-    model, evaluation, faults = experiment.model, experiment.evaluation, method.find_training_faults(training)
-    if method.freezes_batch_norm and model.norm == "batch":
+    method = strategy.site
+    training = experiment.training
+    level = experiment.privacy.level
+    raise_faults(find_loss_setting_faults(training, experiment.model.task, method.traits.allows_other_loss, level))
+    model = experiment.model
+    evaluation = experiment.evaluation
+    faults = method.find_training_faults(training)
+    if method.parts.freezes_batch_norm and model.norm == "batch":
         # A plan names no weights, because its reader starts from what it gets; a plug-in may bring some.
         trained = model.weights is not None or model.architecture.startswith(PLUGIN_PREFIX)
         trained = trained or isinstance(experiment, HospitalPlan)
@@ -176,14 +182,15 @@ def build_experiment_strategy(experiment: Experiment | HospitalPlan) -> Method:
             problem = f"there are none, and {method.name} freezes batch normalisation as it is in pre-trained weights."
             hint = 'Give weights (make weights downloads some), or set method.trunk = "fedavg" or model.norm = "group".'
             faults.append(Fault("model.weights", problem, hint))
-    if model.takes_volumes and not method.takes_volumes:
+    if model.takes_volumes and not method.traits.supports_volumes:
         problem = f"{method.name} changes images by rules for pictures, and the network takes volumes."
         faults.append(Fault("run.method", problem, 'Use "surgical" or "partial_loss", which train on volumes.'))
-    if evaluation.sites and not method.has_global_model:
+    if evaluation.sites and not method.parts.has_global_model:
         ends = "in this run each site ends with a model of its own, which its own test chooses"
-        problem, hint = f"is {evaluation.sites}, but {ends}.", "Leave it out: all sites are asked."
+        problem = f"is {evaluation.sites}, but {ends}."
+        hint = "Leave it out: all sites are asked."
         faults.append(Fault("evaluation.sites", problem, hint))
-    if evaluation.compare_local and (method.pooled_missing_labels != "no" or method.trains_alone):
+    if evaluation.compare_local and (method.pooled_missing_labels != "no" or method.parts.trains_alone):
         alone = method.pooled_missing_labels == "no"
         why = "every site trains alone already" if alone else "all images are in one place"
         faults.append(Fault("evaluation.compare_local", f"makes no sense in {method.name}: {why}.", "Leave it out."))

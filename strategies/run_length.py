@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from polyclinic.common.config import Experiment
 from polyclinic.common.errors import BadInput, Fault
-from polyclinic.strategies.local.site_method import Parameters
+from polyclinic.strategies.local.method_traits import Parameters
 from polyclinic.strategies.local.stages import RoundDefault, Stage, add_round_defaults
 from polyclinic.strategies.registry import find_method_class
 
@@ -22,8 +22,8 @@ def complete_round_settings(experiment: Experiment, begun: Mapping[str, Any] | N
     An experiment of a method that does not exist is returned unchanged.
 
     Args:
-        begun: Experiment of the run that is resumed, as JSON: its values are kept, and what it does not give is not
-            added, because an earlier release wrote none of them. None for a new run.
+        begun: Experiment of the run that is resumed, as JSON; None for a new run. Its values are kept. A missing one is
+            not added, because earlier releases wrote none of these settings.
     """
     defaults = _list_round_defaults(experiment.run.method)
     if begun is None:
@@ -51,7 +51,8 @@ def find_unreached_stage_faults(experiment: Experiment) -> list[Fault]:
         experiment: A completed experiment (:func:`complete_round_settings`). Faults of the method's table are found
             elsewhere; here such a method has no stages.
     """
-    rounds, rising = experiment.run.rounds, experiment.training.schedule_warm_up
+    rounds = experiment.run.rounds
+    rising = experiment.training.schedule_warm_up
     faults = [
         _make_stage_fault(stage, experiment)
         for stage in _list_method_stages(experiment.run.method, experiment.method)
@@ -68,9 +69,12 @@ def find_unreached_stage_faults(experiment: Experiment) -> list[Fault]:
 
 def _make_stage_fault(stage: Stage, experiment: Experiment) -> Fault:
     """Return the fault of a stage that the run does not reach, with the settings that reach it."""
-    name, given, rounds = experiment.run.method, experiment.method, experiment.run.rounds
+    name = experiment.run.method
+    given = experiment.method
+    rounds = experiment.run.rounds
     problem = f"{stage.event} in round {stage.first_round}, and run.rounds is {rounds}."
-    longer, without = f"run.rounds = {stage.first_round}", f"method.{stage.without}" if stage.without else ""
+    longer = f"run.rounds = {stage.first_round}"
+    without = f"method.{stage.without}" if stage.without else ""
     others = {key: value for key, value in given.items() if key not in stage.settings}
     by_default = add_round_defaults(_list_round_defaults(name), others, rounds)
     if any(each.first_round > rounds for each in _list_method_stages(name, by_default)):
@@ -103,8 +107,8 @@ def _list_round_defaults(name: str) -> Mapping[str, RoundDefault]:
 
 
 def _find_parameters_class(name: str) -> type[Parameters]:
-    """Return the schema of a method's table; that without settings of its own if there is no such method."""
+    """Return the schema of a method's table; :class:`Parameters` if there is no such method."""
     try:
-        return find_method_class(name).site_class.table
+        return find_method_class(name).site_class.traits.parameters_class
     except BadInput:
         return Parameters

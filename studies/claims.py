@@ -13,7 +13,7 @@ from polyclinic.common.system.plain_text import (
     join_as_english_list,
     list_first_and_count_rest,
 )
-from polyclinic.server.runs.reader import Measure
+from polyclinic.server.runs.schema import Measure
 from polyclinic.studies.comparison import ENSEMBLE, MeanAndSd, MethodComparison, MethodResult, SiteGain, Subset
 from polyclinic.studies.statistics import ALPHA, MIN_SEEDS, PairedTest
 

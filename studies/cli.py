@@ -768,7 +768,7 @@ def write_examples(
 
     Example: flwr-sim examples experiments
     """
-    from polyclinic.common.examples import write_examples
+    from polyclinic.studies.example_files import write_examples
 
     for path in write_examples(folder):
         console.print(str(path), markup=False, soft_wrap=True)

@@ -40,7 +40,8 @@ from polyclinic.server.reporting.run_claims import (
     gives_all_images_one_score,
     is_last_round_best,
 )
-from polyclinic.server.runs.reader import SINGLE_CLASS_MEASURES, Measure, RunFolderContent, RunSummary
+from polyclinic.server.runs.reader import RunFolderContent
+from polyclinic.server.runs.schema import SINGLE_CLASS_MEASURES, Measure, RunSummary
 from polyclinic.studies.statistics import (
     ALPHA,
     MIN_SEEDS,

@@ -18,7 +18,7 @@ from polyclinic.common.system.plain_text import (
     list_first_and_count_rest,
 )
 from polyclinic.common.system.terminal import ProgressFormat, choose_progress_format, fold_long_words
-from polyclinic.server.runs.notebook_progress import NotebookBar
+from polyclinic.server.runs.notebook_bar import NotebookBar
 from polyclinic.server.runs.progress import Tell, choose_event_printer
 
 EVENT_INTERVAL_S = 30.0

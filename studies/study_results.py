@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from polyclinic.common.system.plain_text import format_count_with_noun
-from polyclinic.server.runs.reader import RunFolderContent, RunSummary
+from polyclinic.server.runs.reader import RunFolderContent
+from polyclinic.server.runs.schema import RunSummary
 from polyclinic.studies.comparison import MeanAndSd, collect_auroc_scores, summarise_over_seeds
 from polyclinic.studies.statistics import PairedTest, compare_over_classes, compute_paired_test, correct_family_by_holm
 from polyclinic.studies.study_file import Figure, PaperTable, StudyFile

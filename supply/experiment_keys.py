@@ -48,7 +48,7 @@ from polyclinic.data.partition.spec import (
 from polyclinic.data.tables import columns
 from polyclinic.strategies.aggregation.robust import RobustMeanRule
 from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer
-from polyclinic.strategies.local.site_method import Parameters
+from polyclinic.strategies.local.method_traits import Parameters
 from polyclinic.strategies.registry import STRATEGIES
 from polyclinic.studies.study_file import PaperTable, StudyFile, StudyQuickScale, StudyRowOrColumn
 from supply.blocks import format_table
@@ -134,7 +134,7 @@ def iterate_common_method_rows() -> Iterator[KeyRow]:
     for row in list_key_rows(Parameters):
         others = dict[str, list[str]]()
         for name, method in STRATEGIES.items():
-            default = describe_default(method.site_class.table.model_fields[row.name])
+            default = describe_default(method.site_class.traits.parameters_class.model_fields[row.name])
             if default != row.default:
                 others.setdefault(default, []).append(f"`{name}`")
         default = "; ".join((row.default, *(f"{value} for {', '.join(names)}" for value, names in others.items())))
@@ -145,7 +145,7 @@ def format_method_tables() -> str:
     """Return the keys of ``[method]`` that belong to single methods, in a table for each method."""
     parts, without = list[str](), list[str]()
     for name, method in STRATEGIES.items():
-        table = method.site_class.table
+        table = method.site_class.traits.parameters_class
         rows = list_key_rows(table, skip=tuple(Parameters.model_fields))
         if not rows:
             without.append(f"`{name}`")

@@ -8,6 +8,7 @@ import ast
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,11 @@ from polyclinic.common.wire.codec import list_record_field_names
 from polyclinic.data.images.syntaxes import DECODER_BY_SYNTAX, get_transfer_syntax_name
 from polyclinic.server.deployment.supervisor import RunExitCode
 from polyclinic.server.reporting.live.files import EVENT_SENTENCES
-from polyclinic.server.runs.reader import RunSummary
+from polyclinic.server.runs.schema import RunSummary
 from supply.blocks import format_table, list_blocks, write_block
 from supply.claims import list_blocks_of_claims
 from supply.experiment_keys import list_blocks_of_keys
+from supply.key_tables import format_key_table, list_key_rows
 from supply.method_table import make_method_table
 from supply.paper_settings import list_blocks_of_settings
 
@@ -78,9 +80,8 @@ def format_policy_value(key: str, value: Any) -> str:
 def describe_policy_keys() -> str:
     """Return the table of the keys of ``[policy]``, with their defaults at level ``trusted``."""
     policy = SitePolicy().model_dump()
-    texts = read_attribute_texts(SitePolicy)
-    rows = [(f"`{key}`", format_policy_value(key, policy[key]), texts[key]) for key in SitePolicy.model_fields]
-    return format_table(("key", "default", "meaning"), rows)
+    rows = [replace(row, default=format_policy_value(row.name, policy[row.name])) for row in list_key_rows(SitePolicy)]
+    return format_key_table(rows)
 
 
 def describe_levels() -> str:

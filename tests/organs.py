@@ -3,7 +3,9 @@
 from polyclinic.strategies.registry import STRATEGIES
 
 TASKS = ("segmentation", "exclusive_segmentation")
-SEGMENTING = sorted(name for name, method in STRATEGIES.items() if not method.site_class.no_segmentation)
+SEGMENTING = sorted(
+    name for name, method in STRATEGIES.items() if not method.site_class.traits.reason_against_segmentation
+)
 """Methods that segment."""
 UNLIKE = 'lists = { north = ["Kidney", "Liver"], east = ["Liver", "Pancreas"], south = ["Pancreas", "Spleen"] }'
 EVERY = '["Kidney", "Liver", "Pancreas", "Spleen"]'

@@ -143,7 +143,7 @@ REVIEWED = {
         "client/withdrawal/withdraw.py: state / name",
         "server/delivery/packages.py: folder / name",
         "server/runs/retention.py: run_folder / name",
-        "common/examples.py: folder / name",
+        "studies/example_files.py: folder / name",
         "studies/init/mimic.py: table.parent / f'{name}.gz'",
         "studies/init/mimic.py: table.parent / name",
         "studies/init/public.py: table.parent / f'{key}.txt'",

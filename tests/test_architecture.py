@@ -20,10 +20,16 @@ MAY_IMPORT = {
     "server": {"common", "data", "strategies", "server"},
     "client": {"common", "data", "strategies", "client"},
     "studies": {"common", "data", "strategies", "server", "studies"},
+    "polyclinic": {"common", "data", "strategies", "server", "client", "studies", "polyclinic"},
 }
+"""Package -> packages that it may import; ``polyclinic`` is the public one, with ``polyclinic.flower``."""
 DATA_MAY_IMPORT = ("errors", "hosts", "plugins", "system")
 """What ``data`` imports of ``common``: messages, hosts, plug-ins and files. None of these knows a federation."""
-FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
+PUBLIC = [*(ROOT / "polyclinic").glob("*.py"), *(ROOT / "polyclinic" / "flower").rglob("*.py")]
+"""The files of the public package; its other folders are links to the packages beside it."""
+FILES = sorted(
+    [*PUBLIC, *(path for package in MAY_IMPORT if package != "polyclinic" for path in (ROOT / package).rglob("*.py"))]
+)
 
 
 @cache
@@ -43,18 +49,21 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 def package_of(module: str) -> str:
     """The one of our packages that a module belongs to: ``common`` of ``polyclinic.common.config``; else empty."""
     top, _, rest = module.partition(".")
-    return rest.partition(".")[0] if top == "polyclinic" else ""
+    if top != "polyclinic":
+        return ""
+    package = rest.partition(".")[0]
+    return package if package in MAY_IMPORT else "polyclinic"
 
 
 def test_no_module_is_imported_without_the_installed_name() -> None:
     """A user's own ``common.py`` or ``client/`` would be taken for ours."""
-    folders = (*MAY_IMPORT, "polyclinic", "tests", "benchmarks", "supply", "experiments")
+    folders = (*MAY_IMPORT, "tests", "benchmarks", "supply", "experiments")
     bare = [
         (str(path.relative_to(ROOT)), module)
         for folder in folders
         for path in (ROOT / folder).rglob("*.py")
         for level, module in imports(path)
-        if not level and module.split(".")[0] in MAY_IMPORT
+        if not level and module.split(".")[0] in MAY_IMPORT.keys() - {"polyclinic"}
     ]
     assert bare == []
 
@@ -116,26 +125,34 @@ def room_of(module: str) -> str:
     return module if at_the_top else ".".join(("polyclinic", *path.parent.parts))
 
 
-MODULES = {
-    ".".join(("polyclinic", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__"): path
-    for path in FILES
-}
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    installed = parts if parts[0] == "polyclinic" else ("polyclinic", *parts)
+    return ".".join(installed).removesuffix(".__init__")
 
 
-def run_when_loaded(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below one that are run when its module is loaded: none in functions, nor of names for types."""
+MODULES = {module_name(path): path for path in FILES}
+
+
+def is_for_types(node: ast.AST) -> bool:
+    """``if TYPE_CHECKING:``, whose imports no program makes."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def nodes_below(node: ast.AST, *, in_functions: bool) -> Iterator[ast.AST]:
+    """The nodes below one, without names for types; those in functions run later than their module's load, if ever."""
     for child in ast.iter_child_nodes(node):
-        of_types = isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING"
-        if not of_types and not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+        runs_later = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+        if not is_for_types(child) and (in_functions or not runs_later):
             yield child
-            yield from run_when_loaded(child)
+            yield from nodes_below(child, in_functions=in_functions)
 
 
 @cache
-def imported_modules(path: Path) -> set[str]:
-    """Our modules that a file imports when it is loaded."""
+def imported_modules(path: Path, *, in_functions: bool = False) -> set[str]:
+    """Our modules that a file imports when it is loaded, or also later in its functions."""
     names = set()
-    for node in run_when_loaded(tree_of(path)):
+    for node in nodes_below(tree_of(path), in_functions=in_functions):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -167,6 +184,25 @@ def test_arrows_between_folders_run_one_way() -> None:
         | {"polyclinic.strategies.engine"},
     }
     assert "polyclinic.strategies.engine" in circle_in(planted)
+
+
+MADE_LATER = {
+    # A hospital's process loads the methods, and nothing of the engine that leads a run.
+    ("polyclinic.strategies.methods.base", "polyclinic.strategies.engine.sequential"),
+}
+"""File and a file that one of its functions imports, although that file imports it."""
+
+
+def test_no_files_import_one_another_in_a_circle_not_even_inside_functions() -> None:
+    arrows = {
+        module: {
+            other for other in imported_modules(path, in_functions=True) - {module} if (module, other) not in MADE_LATER
+        }
+        for module, path in MODULES.items()
+    }
+    assert circle_in(arrows) == []
+    for module, other in MADE_LATER:
+        assert module in circle_in({**arrows, module: arrows[module] | {other}})  # each exception is still needed
 
 
 def test_the_layers_of_strategies_import_in_one_direction() -> None:

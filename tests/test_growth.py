@@ -22,8 +22,10 @@ from polyclinic.common.models.zoo.spec import ModelSpec
 from polyclinic.common.system.plain_text import is_plain_text
 from polyclinic.common.wire.flower_messages import make_request, replace_metadata
 from polyclinic.data.base.image_set import DIGEST_BLOCKS, ImageSet, compute_picture_digest
-from polyclinic.server.runs.reader import RoundFileLine, RunFolderContent, RunSummary
-from polyclinic.strategies.engine.exchange import MOST_MISSING_REPORTED_EACH_TIME, send_and_receive
+from polyclinic.server.runs.reader import RunFolderContent
+from polyclinic.server.runs.schema import RoundFileLine, RunSummary
+from polyclinic.strategies.engine.exchange import MAX_MISSING_REPORTED_AT_ONCE, send_and_receive
+from polyclinic.strategies.local.method_faults import find_contract_faults
 from polyclinic.strategies.registry import STRATEGIES
 from tests.federations import federation
 from tests.strategies.scripted import Clock
@@ -102,7 +104,7 @@ def test_the_missing_sites_of_a_large_round_are_not_listed_at_each_reply(monkeyp
     )
     assert len(replies) == SITES
     assert grid.looks == SITES
-    few = MOST_MISSING_REPORTED_EACH_TIME
+    few = MAX_MISSING_REPORTED_AT_ONCE
     assert listed == [SITES, *range(few, 0, -1)]  # all before the first reply, then each change among the last hundred
 
 
@@ -119,7 +121,7 @@ def test_a_method_looks_at_each_class_of_a_contract_once(method: str) -> None:
     site_method = STRATEGIES[method]({}).site
 
     def calls(classes: int) -> int:
-        return count_calls(lambda: site_method.find_contract_faults(contract_of(classes)))
+        return count_calls(lambda: find_contract_faults(site_method, contract_of(classes)))
 
     assert calls(CLASSES) < 2.5 * calls(CLASSES // 2)
 

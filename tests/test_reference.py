@@ -9,7 +9,7 @@ from polyclinic.client.connection.exit_codes import ClientExitCode
 from polyclinic.client.site.policy import SitePolicy
 from polyclinic.common.system.docstrings import read_attribute_texts
 from polyclinic.server.deployment.supervisor import RunExitCode
-from polyclinic.server.runs.reader import RunSummary
+from polyclinic.server.runs.schema import RunSummary
 from supply.blocks import Block, list_blocks, replace_block
 from supply.reference import COMMAND, describe_exit_codes, describe_policy_keys, make_blocks
 
@@ -72,9 +72,9 @@ def test_a_docstring_explains_every_key_or_code_and_no_other_in_their_order(
 
 def test_tables_show_defaults_and_codes_of_the_code() -> None:
     keys = describe_policy_keys()
-    assert "| `maximum_rounds` | 10,000 | Rounds of a run. |" in keys
-    assert "| `smallest_count` | 10 |" in keys
-    assert "| `delta` | 1e-05 |" in keys
+    assert "| `maximum_rounds` | whole number from 1 | 10,000 | Rounds of a run. |" in keys
+    assert "| `smallest_count` | whole number from 0 | 10 |" in keys
+    assert "| `delta` | number above 0 and below 1 | 1e-05 |" in keys
     codes = describe_exit_codes()
     assert "| 17 | `flwr-client` |" in codes
     assert "| 41 | `flwr-client check` | Image files are empty. | the person who exported them |" in codes

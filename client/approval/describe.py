@@ -214,7 +214,7 @@ def _describe_leaving(work: RequestedWork, policy: SitePolicy) -> Iterator[tuple
             if field in TECHNICAL_FIELDS:
                 technical[meaning] = None
             elif field == "statistics":
-                lines += [_format_meaning(STATISTIC_MEANINGS[name]) for name in work.method.declared_payload.names]
+                lines += [_format_meaning(STATISTIC_MEANINGS[name]) for name in work.method.payload.names]
             else:
                 lines.append(meaning)
         yield heading, list(dict.fromkeys(lines))
@@ -256,7 +256,7 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
     def leave_out(is_absent: bool, record: str, *names: str) -> None:
         absent.update((record, name) for name in names if is_absent)
 
-    counts = method.declared_payload.label_counts and policy.label_counts
+    counts = method.payload.label_counts and policy.label_counts
     leave_out(not counts, "RollCallAnswer", "positives", "negatives")
     sums = policy.label_counts and figures_leave
     leave_out(not sums, "RollCallAnswer", "shown")
@@ -264,7 +264,7 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
     leave_out(not training_figures_leave, "TrainReply", "train_loss", "validation_loss", "validation_auroc")
     leave_out(not round_tests_leave, "TrainReply", "test_images", "test_correct")
     leave_out(not work.required_update_groups or masked, "TrainReply", "update")
-    leave_out(not method.declared_payload.names, "TrainReply", "statistics")
+    leave_out(not method.payload.names, "TrainReply", "statistics")
     leave_out(not private, "TrainReply", "epsilon")
     leave_out(not training_figures_leave, "EvaluateReply", "validation_loss", "validation_auroc")
     leave_out(not round_tests_leave, "EvaluateReply", "test_images", "test_correct")

@@ -190,7 +190,7 @@ def _train_and_score_four_models(task: LocalTask, request: BenefitRequest, *, fi
     plan = task.plan
     method = task.method
     with task.use_seed_of(site.name, "home"):
-        if method.keeps_local_parts:
+        if method.parts.keeps_local_parts:
             load_best_local_parts(task, request, task.validate_current_network())
         federated, _, federated_names = score_data_part(task, "test")
     model = read_model_state(task.network)  # a copy: the networks that are trained next share its tensors

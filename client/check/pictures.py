@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.client.check.source import SiteImageSource
+from polyclinic.common.system.resources import READING_THREADS
 from polyclinic.data.base.spec import DEFAULT_RENDERING
+from polyclinic.data.images.file_kinds import is_dicom_file, is_nifti_file, read_first_bytes
 from polyclinic.data.images.headers import (
     EMPTY_DICOM_HEADER,
     DicomHeader,
@@ -26,12 +28,8 @@ from polyclinic.data.images.reading import (
     has_color,
     has_unequal_density,
     is_16_bit_png,
-    is_dicom_file,
-    is_nifti_file,
     open_png_or_jpeg,
-    read_first_bytes,
 )
-from polyclinic.data.images.store import MEMORY_STORE
 from polyclinic.data.images.volume_header import VolumeHeader
 from polyclinic.data.images.volume_notes import describe_grids
 
@@ -119,7 +117,7 @@ def read_picture_facts(source: SiteImageSource, rows: Iterable[int]) -> list[Pic
         except Exception as error:  # a decoder may raise anything on a broken file
             return PictureFacts(row, head=dicom, reason=explain_decoding_error(error))
 
-    with ThreadPoolExecutor(MEMORY_STORE.workers) as pool, source.opened():
+    with ThreadPoolExecutor(READING_THREADS) as pool, source.opened():
         pictures = enumerate(pool.map(read_facts, map(int, rows)))
         return [facts if index < MAX_PICTURES_IN_MEMORY else replace(facts, pixels=None) for index, facts in pictures]
 

@@ -162,7 +162,7 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
 
     plan = trial.planned.plan
     train, validation = trial.totals
-    models = 1 + trial.method.trains_own_model
+    models = 1 + trial.method.traits.trains_own_model
     seconds = models * plan.training.epochs * train * cost.train_s + validation * cost.validate_s
     down = cost.received / 1e6
     up = cost.sent / 1e6
@@ -186,7 +186,7 @@ def check_trial_training(area: CheckArea, trial: TrainingTrial, needs: TrainingR
 
     if trial.planned.assumed:
         area.add_note("what a run will ask for is not known here.", "Name the coordinator's file: --experiment FILE.")
-    if not trial.method.plain_client:
+    if not trial.method.loss_is_per_image:
         area.add_note(f"the step is a plain one; {trial.method.name}'s own may take two or three times as long.")
 
     area.facts = {

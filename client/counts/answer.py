@@ -27,7 +27,7 @@ from polyclinic.common.vocabulary import group_words_by_class
 from polyclinic.common.wire.counts import COUNT_ROUND, CountReply, CountRequest
 from polyclinic.common.wire.records import ModelGroups
 from polyclinic.strategies.privacy.secure_aggregation.site import MaskingConditions, RequestHashes, SiteMaskingRound
-from polyclinic.strategies.privacy.secure_aggregation.vectors import ONE
+from polyclinic.strategies.privacy.secure_aggregation.vectors import FIXED_POINT_ONE
 
 
 def answer_count_request(site: Site, request: CountRequest, held_updates: HeldUpdateStore) -> CountReply:
@@ -118,7 +118,7 @@ def _hold_counts_for_sum(
     # Another sum of the same sheet must have the same sites: otherwise the difference is a single hospital's counts.
     digest = RequestHashes(plan=hashlib.sha256(request.question.encode()).hexdigest(), start=f"counts {sheet.identity}")
     terms = MaskingConditions(
-        largest=float(ONE),
+        largest=float(FIXED_POINT_ONE),
         counts=True,
         alone=policy.rows_alone,
         identity=site.identity,

@@ -110,7 +110,7 @@ class IncomingRequest:
         # of round 1, or that of round 0, in which the method UniFed ranks the sites by one epoch of training. Round 1
         # of a sequential method is not checked, because its model comes from the previous site, nor are requests in a
         # simulation, because the author of the plan controls the simulated site.
-        is_first_round = work.round == 0 or (work.round == 1 and not work.method.sequential)
+        is_first_round = work.round == 0 or (work.round == 1 and not work.method.traits.sequential)
         is_train_request = self._fields.get("wire.record") == TrainRequest.__name__
         if verdict.is_allowed and is_first_round and is_train_request and not self._site.simulated:
             try:

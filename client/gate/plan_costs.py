@@ -184,17 +184,17 @@ def estimate_run_disk_bytes(plan: HospitalPlan, method: SiteMethod, rows: int) -
     size = estimate_network_cost(plan.model, rows)
     model = size.trained * FLOAT32_BYTES
     frozen = (size.parameters - size.trained) * FLOAT32_BYTES
-    copies = 3 if method.keeps_local_parts else 0  # as trained, as evaluated, of the best round
+    copies = 3 if method.parts.keeps_local_parts else 0  # as trained, as evaluated, of the best round
     moments = 1 if plan.training.optimizer == "sgd" else ADAM_MOMENT_COUNT
     if plan.training.reset_optimizer:
         moments = 0
-    copies += moments * (1 + method.trains_own_model)
+    copies += moments * (1 + method.traits.trains_own_model)
     copies += method.parameters.compress_update != "float32"
-    whole = frozen * (2 + method.keeps_local_parts)
+    whole = frozen * (2 + method.parts.keeps_local_parts)
     alone = 0
     if plan.evaluation.compare_local:  # two models that the site trains for itself, and its memory of both trainings
         alone = 2 * (model * (1 + STATE_FILES_PER_RUN * (3 + moments)) + frozen)
-    return model * (1 + STATE_FILES_PER_RUN * copies + method.keeps_local_parts) + whole + alone
+    return model * (1 + STATE_FILES_PER_RUN * copies + method.parts.keeps_local_parts) + whole + alone
 
 
 @lru_cache(maxsize=8)

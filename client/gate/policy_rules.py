@@ -89,9 +89,9 @@ class RequestedWork:
         """Return the model groups (trunk, norm, head) whose update the method needs."""
         method = self.method
         sends = {
-            "trunk": method.declared_payload.trunk,
-            "norm": method.sends_batch_norm,
-            "head": method.declared_payload.head,
+            "trunk": method.payload.trunk,
+            "norm": method.parts.sends_batch_norm,
+            "head": method.payload.head,
         }
         return tuple(name for name in MODEL_GROUPS if sends[name])
 
@@ -212,7 +212,7 @@ def check_request_rules(policy: SitePolicy, work: RequestedWork) -> Iterator[tup
 
     needs = f"{method.name} needs"
     groups = work.required_update_groups
-    statistics = method.declared_payload.names
+    statistics = method.payload.names
     yield "policy.parts", _find_unlisted_names_fault(groups, policy.parts, f"{needs} the change of")
     yield "policy.statistics", _find_unlisted_names_fault(statistics, policy.statistics, needs)
     yield from _check_privacy_rules(policy, work)
@@ -346,7 +346,7 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
     match reply:
         case RollCallAnswer():
             if reply.positives:
-                is_asked = work.method.declared_payload.label_counts
+                is_asked = work.method.payload.label_counts
                 reason = f"{work.method.name} does not ask how many images show a class"
                 yield "policy.label_counts", "" if is_asked else reason
                 yield "policy.label_counts", "" if policy.label_counts else "it is false"
@@ -366,7 +366,7 @@ def check_reply_rules(policy: SitePolicy, work: RequestedWork, reply: Reply) -> 
             yield "method.groups", _find_unlisted_names_fault(groups, needed, unneeded)
             yield "policy.parts", _find_unlisted_names_fault(groups, policy.parts, "it does not have")
             sent = tuple(reply.statistics)
-            declared = work.method.declared_payload.names
+            declared = work.method.payload.names
             yield "method.statistics", _find_unlisted_names_fault(sent, declared, f"{name} does not declare")
             yield "policy.statistics", _find_unlisted_names_fault(sent, policy.statistics, "it does not have")
             bound = policy.maximum_update_norm

@@ -26,23 +26,22 @@ from polyclinic.client.site.plans import (
     store_request_text,
 )
 from polyclinic.client.site.run_entries import RunEntryFolder
+from polyclinic.client.site.site_file import SiteSettings, read_site_toml_without_data
 from polyclinic.common.errors import BadInput
 from polyclinic.common.security.audit import AuditLog
 from polyclinic.common.security.plan_decisions import (
     DecisionFault,
     PlanDecision,
-    check_approver_public_key,
     compute_decision_hash,
     parse_decision,
     verify_decision,
 )
 from polyclinic.common.system.plain_names import RunName
-from polyclinic.common.system.plain_text import is_plain_text, join_first_and_count
+from polyclinic.common.system.plain_text import join_first_and_count
 
 if TYPE_CHECKING:
     from polyclinic.client.site.policy import SitePolicy
     from polyclinic.client.site.site import Site
-    from polyclinic.client.site.site_file import SiteSettings
 
 MISSING_RULE = "approval.missing"
 """Rule for a text on which nobody has decided."""
@@ -56,7 +55,6 @@ APPROVED_RUNS_FOLDER = "approved-runs"
 """Folder with a small file for each approved run, which names the text by which it was approved."""
 OLD_APPROVED_RUNS_FILE = "approved-runs.json"
 """File that no release wrote; :class:`RunEntryFolder` wants the name of a file of an earlier release."""
-MAX_NAME_CHARACTERS = 100
 DISCLOSURE_KEYS = (
     *("level", "parts", "statistics", "maximum_update_norm", "training_figures", "test_metrics", "test_each_round"),
     *("label_counts", "score_histograms", "smallest_count", "round_counts_to", "train_hidden_classes"),
@@ -80,23 +78,6 @@ class ApprovalVerdict:
     reason: str = ""
     sha256: str = ""
     facts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-
-
-def check_approvers(table: Mapping[str, str]) -> None:
-    """Check the table ``[approvers]`` of ``site.toml``.
-
-    Raises:
-        ValueError: If a name or a key has the wrong form.
-    """
-    for name, line in table.items():
-        if not name.strip() or len(name) > MAX_NAME_CHARACTERS or not is_plain_text(name):
-            raise ValueError(
-                f"the name of a person is one line of 1 to {MAX_NAME_CHARACTERS} characters, not {name[:80]!r}"
-            )
-        try:
-            check_approver_public_key(line)
-        except ValueError as error:
-            raise ValueError(f"the key of {name} {error}") from None
 
 
 def select_disclosure_policy(policy: "SitePolicy") -> dict[str, Any]:
@@ -125,7 +106,7 @@ class SiteApprovals:
         self.store = PlanStore(state)
 
     @classmethod
-    def from_settings(cls, settings: "SiteSettings") -> "SiteApprovals":
+    def from_settings(cls, settings: SiteSettings) -> "SiteApprovals":
         """Make the object for a site with these settings."""
         return cls(settings.folder, settings.state_folder, settings.file.name, settings.file.policy)
 
@@ -230,8 +211,6 @@ class SiteApprovals:
         return f"each plan needs an approval; {sentence}"
 
     def _read_approvers(self) -> dict[str, str]:
-        from polyclinic.client.site.site_file import read_site_toml_without_data
-
         return read_site_toml_without_data(self._folder).file.approvers
 
     def _read_present_time(self) -> dt.datetime:

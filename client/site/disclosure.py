@@ -26,7 +26,7 @@ from polyclinic.common.metrics.auroc import ClassMetrics
 from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.wire.records import Arrays
 from polyclinic.data.base.image_set import ImageSet
-from polyclinic.strategies.local.site_method import Statistic
+from polyclinic.strategies.local.method_traits import Statistic
 
 BoolMask = NDArray[np.bool_]
 """Mask of classes, head rows or images; the functions state its shape."""

@@ -94,7 +94,7 @@ class SiteTomlContent(TomlSection):
     @classmethod
     def _check_approvers(cls, table: dict[str, str]) -> dict[str, str]:
         if table:  # without approvers, the library for keys is not imported
-            from polyclinic.client.site.approvals import check_approvers
+            from polyclinic.common.security.plan_decisions import check_approvers
 
             check_approvers(table)
         return table

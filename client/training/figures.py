@@ -137,7 +137,7 @@ class RequestedMetricsComputer:
         """Return the metrics of the received model, before training."""
         validation = task.validate_current_network()
         # In a sequential method, this model is not the model of a round.
-        counted = task.plan.evaluation.test_each_round and not task.method.sequential
+        counted = task.plan.evaluation.test_each_round and not task.method.traits.sequential
         counts = self.count_correct_test_images(task) if counted else (None, None)
         return ReceivedModelMetrics(validation, self.compute_validation_metrics(task, validation), *counts)
 
@@ -297,7 +297,7 @@ class DisclosableMetricsComputer(RequestedMetricsComputer):
         Local parts are parts of the model that stay at the site. They are protected if masks or noise protect the
         update: from a hash over local parts, the coordinator could find their values by trial.
         """
-        if task.method.keeps_local_parts and task.plan.privacy.protects_updates and not task.site.simulated:
+        if task.method.parts.keeps_local_parts and task.plan.privacy.protects_updates and not task.site.simulated:
             return hash_arrays(*(part for _, part in sorted(request.model.to_named_arrays().items())))
         return super().hash_evaluated_model(task, request)
 
@@ -320,7 +320,7 @@ def has_protected_local_parts(task: "LocalTask") -> bool:
     other parts, so each metric would reveal something about the local parts. In a simulation the result is False.
     """
     is_protected = task.plan.privacy.secure_aggregation or task.plan.privacy.level == "update"
-    return is_protected and task.method.keeps_local_parts and not task.site.simulated
+    return is_protected and task.method.parts.keeps_local_parts and not task.site.simulated
 
 
 def may_send_validation_metrics(task: "LocalTask") -> bool:

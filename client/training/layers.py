@@ -135,9 +135,7 @@ class DisclosureLimitsLayer(SiteRoundLayer):
         result = train(task, request)
         policy = task.site.policy
         few = mark_head_rows_of_few_patients(task.site.train, task.network.class_names, policy)
-        statistics = suppress_statistics_of_few_patients(
-            result.statistics, task.method.declared_payload.statistics, few, policy
-        )
+        statistics = suppress_statistics_of_few_patients(result.statistics, task.method.payload.statistics, few, policy)
         loss = result.train_loss if may_send_validation_metrics(task) else None
         return replace(result, statistics=statistics, train_loss=loss)
 
@@ -175,7 +173,7 @@ class FailureHidingLayer(SiteRoundLayer):
         received = task.received
         write_model_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
         statistics: Arrays = {}
-        if task.method.declared_payload.statistics:  # statistics of the received model; noise is added later
+        if task.method.payload.statistics:  # statistics of the received model; noise is added later
             local = task.method.make_local_round(make_client_context(task, request))
             statistics = local.statistics(network, np.zeros(plan.training.epochs, np.float32))
         return LocalTrainingResult(

@@ -131,9 +131,9 @@ def train_received_model(task: LocalTask, request: TrainRequest) -> LocalTrainin
     if local.own_objective is not None:
         parts, own_optimizer = train_own_model(task, request, replace(local, objective=local.own_objective))
 
-    if method_state and not task.method.keeps_method_state:
+    if method_state and not task.method.traits.keeps_method_state:
         raise WireError(f"{task.method.name} stores a state and does not declare it: keeps_method_state = True.")
-    if undeclared := statistics.keys() - set(task.method.declared_payload.names):
+    if undeclared := statistics.keys() - set(task.method.payload.names):
         raise WireError(f"{task.method.name} does not declare {quote_names(sorted(undeclared))}.")
 
     return LocalTrainingResult(
@@ -198,7 +198,7 @@ def make_training_task(task: LocalTask, local: LocalRound, *, backbone_frozen: b
         local: The method's objective for this round.
         backbone_frozen: True to train neck and head only.
     """
-    frozen = FrozenNetworkParts(norm=task.method.freezes_batch_norm, backbone=backbone_frozen)
+    frozen = FrozenNetworkParts(norm=task.method.parts.freezes_batch_norm, backbone=backbone_frozen)
     plan = task.plan
     examples = task.make_labelled_examples("train")
     batch_weight = task.method.make_batch_weight(examples, plan.training)
@@ -295,12 +295,12 @@ def compute_model_difference(
     """
     trunk = norm = head = None
     with np.errstate(over="ignore"):  # a difference may overflow to infinity
-        if method.declared_payload.trunk:
+        if method.payload.trunk:
             trunk = np.subtract(trained.trunk, received.trunk, out=trained.trunk)
-        if method.sends_batch_norm:
+        if method.parts.sends_batch_norm:
             norm = np.subtract(trained.norm, received.norm, out=trained.norm)
-        if method.declared_payload.head:
-            sent = method.select_sent_rows(trained.head.class_names, annotated)
+        if method.payload.head:
+            sent = method.parts.select_sent_rows(trained.head.class_names, annotated)
             after = trained.head.select_rows(sent)
             before = received.head.select_rows(sent)
             head = Head(sent, after.weight - before.weight, after.bias - before.bias)
@@ -336,7 +336,7 @@ def evaluate_received_model(task: LocalTask, request: EvaluateRequest) -> Evalua
                 images, correct = figures.count_correct_test_images(task)
                 reply = _make_evaluate_reply(task, request, figures.compute_validation_metrics(task, validation), {})
                 return replace(reply, test_images=images, test_correct=correct)
-            if task.method.keeps_local_parts:
+            if task.method.parts.keeps_local_parts:
                 load_best_local_parts(task, request, validation)
                 validation = task.validate_current_network()
                 save_model(
@@ -376,7 +376,7 @@ def _make_evaluate_reply(
         return UNKNOWN_COUNT if value is None else value
 
     # The hash identifies a model with local parts, which only the site has; other models are known to the coordinator.
-    names_own_model = request.test and not task.method.has_global_model
+    names_own_model = request.test and not task.method.parts.has_global_model
     return EvaluateReply(
         run=request.run,
         round=request.round,
@@ -401,9 +401,9 @@ def _make_evaluate_reply(
 def select_local_parts(state: ModelState, method: SiteMethod) -> ModelGroups:
     """Return the model groups (trunk, batch normalisation, head) that are trained at the site and never leave it."""
     return ModelGroups(
-        None if method.declared_payload.trunk else state.trunk,
-        None if method.sends_batch_norm or method.freezes_batch_norm else state.norm,
-        None if method.declared_payload.head else state.head,
+        None if method.payload.trunk else state.trunk,
+        None if method.parts.sends_batch_norm or method.parts.freezes_batch_norm else state.norm,
+        None if method.payload.head else state.head,
     )
 
 
@@ -412,7 +412,7 @@ def get_local_parts_before_training(task: LocalTask) -> ModelGroups:
 
     If the method trains a whole model at each site, that model starts as the first received model.
     """
-    if not task.method.trains_own_model:
+    if not task.method.traits.trains_own_model:
         return select_local_parts(task.received, task.method)
     return task.round_state.parts.fill_missing_model_groups(ModelGroups.from_model(task.received))
 
@@ -431,7 +431,7 @@ def write_round_state(
     if not method.stores_site_state(task.plan):
         return
     before = get_local_parts_before_training(task)
-    if method.selection == "site":
+    if method.traits.selection == "site":
         loss = compute_selection_loss(task, received)
         if loss is not None and loss < round_state.best_loss:
             round_state = replace(round_state, best=before, best_round=request.round - 1, best_loss=loss)
@@ -460,7 +460,7 @@ def load_best_local_parts(task: LocalTask, request: Request, last: ValidationMet
             the best if these metrics are better than in all earlier rounds.
     """
     round_state = task.round_state
-    if task.method.selection == "site":
+    if task.method.traits.selection == "site":
         loss = compute_selection_loss(task, last)
         is_better = loss is not None and loss < round_state.best_loss  # False if the last round diverged
         best = round_state.parts if is_better else round_state.best

@@ -556,7 +556,7 @@ class PrivacyBudgetLayer(SiteRoundLayer):
         Raises:
             BadInput: If the round is refused.
         """
-        max_answers = self.plan.run.rounds + self.method.ranks_sites  # the plan's noise was computed for so many
+        max_answers = self.plan.run.rounds + self.method.traits.ranks_sites  # the plan's noise was computed for so many
         answers = len(self._list_run_costs(request.run, costs))
         if self.plan.privacy.epsilon is not None and answers >= max_answers:
             problem = f"this run's plan has noise for {max_answers} answers, and this site has given them."

@@ -49,7 +49,7 @@ from polyclinic.strategies.privacy.secure_aggregation.site import (
     SiteMaskingRound,
     make_restart_refusal,
 )
-from polyclinic.strategies.privacy.secure_aggregation.vectors import ONE, choose_max_update_value
+from polyclinic.strategies.privacy.secure_aggregation.vectors import FIXED_POINT_ONE, choose_max_update_value
 
 MIN_PROTECTED_COHORT = 2
 """If the policy's ``smallest_cohort`` is below this, the site may be unmasked alone, so no record protects it."""
@@ -202,7 +202,7 @@ def _make_masking_conditions(
         shares: The noise of which each site adds a share; None without such noise.
     """
     return MaskingConditions(
-        largest=float(ONE),
+        largest=float(FIXED_POINT_ONE),
         alone=site.policy.rows_alone and shares is None,
         identity=site.identity,
         peers=site.policy.peers,
@@ -250,7 +250,7 @@ def hash_request_parts(site: Site, request: TrainRequest | EvaluateRequest, meth
     The trunk must be the same at all sites. Head rows and statistics by class are compared for classes that two sites
     both receive; a row that only one site receives cannot be compared.
     """
-    rows = request.class_names if method.declared_payload.rows == "all" else ()
+    rows = request.class_names if method.payload.rows == "all" else ()
     statistics = request.statistics if isinstance(request, TrainRequest) else NO_ARRAYS
     test = [] if isinstance(request, TrainRequest) else ["test"]
     # Sites whose local parts are of different rounds must not be summed. The round's number does not suffice: two

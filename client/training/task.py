@@ -268,9 +268,9 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
     plan = site_plan.plan
     method = site_plan.method
     # In a test of exclusive areas, the head rows of other sites' classes compete with this site's rows.
-    with_rivals = isinstance(request, EvaluateRequest) and request.test and method.tests_all_rows
+    with_rivals = isinstance(request, EvaluateRequest) and request.test and method.parts.tests_all_rows
     holds_own = set(site_classes) <= set(request.class_names) if with_rivals else request.class_names == site_classes
-    if method.declared_payload.rows == "own" and not holds_own:
+    if method.payload.rows == "own" and not holds_own:
         raise WireError(
             f"the request has head rows {quote_names(request.class_names)}, this site has {quote_names(site_classes)}."
         )
@@ -282,7 +282,7 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
         # Training would overwrite that state, so the site could not prove later from which state it started.
         raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
 
-    expected = method.stores_site_state(plan) and (is_train_request or method.keeps_local_parts)
+    expected = method.stores_site_state(plan) and (is_train_request or method.parts.keeps_local_parts)
     try:
         round_state = folder.read_last_counted_state(
             request.counted, forget=is_train_request, settled=is_protected, expected=expected
@@ -302,14 +302,14 @@ def prepare_local_task(site: Site, request: Request, layers: Sequence[SiteRoundL
         fill_frozen_part(network, site, request.frozen)
 
     # A whole model of the site's own is loaded for its training and for the test alone.
-    local = ModelGroups() if method.trains_own_model else round_state.parts
+    local = ModelGroups() if method.traits.trains_own_model else round_state.parts
     whole = local.fill_missing_model_groups(request.model).to_model()
     received = replace(whole, head=whole.head.select_rows(request.class_names))
     source = _find_received_bytes(received.trunk)
     is_trunk_there = source is not None and source is trunk_in_network
     trunk = None if is_trunk_there else received.trunk
     write_model_state(network, trunk=trunk, norm=received.norm, head=received.head)
-    if site.simulated and not is_train_request and not method.keeps_local_parts:
+    if site.simulated and not is_train_request and not method.parts.keeps_local_parts:
         cache.trunk_source = source
 
     trained = NeckAndHeadOnFeatures(network) if network.frozen and trains_on_cached_features(plan, method) else network

@@ -29,8 +29,8 @@ from polyclinic.common.prediction.dicom_text import (
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.packages import refuse_missing_packages
 from polyclinic.data.base.decoded_size import DEFAULT_LARGEST_MB
+from polyclinic.data.images.file_kinds import is_dicom_file, read_first_bytes
 from polyclinic.data.images.masks import Grid, PictureGrid
-from polyclinic.data.images.reading import is_dicom_file, read_first_bytes
 
 SEGMENTATION_OPTION = "--dicom-seg"
 CODE_OPTION = "--code"

@@ -11,15 +11,14 @@ from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.system.files import is_file
 from polyclinic.data.base.volume_arrays import add_channel_axis, is_image_array
 from polyclinic.data.images.bands import scale_values_to_8_bits
-from polyclinic.data.images.reading import (
+from polyclinic.data.images.file_kinds import (
     PICTURE_SUFFIXES,
     UNSUPPORTED_SUFFIXES,
-    DecodedImageFormat,
-    explain_decoding_error,
     explain_unsupported_file_type,
     is_supported_picture_file,
     read_first_bytes,
 )
+from polyclinic.data.images.reading import DecodedImageFormat, explain_decoding_error
 from polyclinic.data.images.store import decode_pictures
 from polyclinic.data.sources.npz import find_oversized_content_faults
 from polyclinic.data.sources.npz_file import open_npz_arrays, read_npz_headers

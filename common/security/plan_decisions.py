@@ -25,8 +25,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.security.identity import compute_public_key_fingerprint, write_secret_file
+from polyclinic.common.system.plain_text import is_plain_text
 
 KEY_KIND = "ssh-ed25519"
+MAX_APPROVER_NAME_CHARACTERS = 100
 MIN_PASSPHRASE_CHARACTERS = 8
 """Minimum length of a passphrase; a person who finds the file could guess a shorter one and approve in the owner's
 name.
@@ -132,6 +134,23 @@ def format_approver_public_key(key: Ed25519PublicKey, comment: str) -> str:
     """Return an approver's public key as one OpenSSH line."""
     text = key.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).decode()
     return f"{text} {'_'.join(comment.split())}".strip()
+
+
+def check_approvers(table: Mapping[str, str]) -> None:
+    """Check the table ``[approvers]`` of ``site.toml``.
+
+    Raises:
+        ValueError: If a name or a key has another form.
+    """
+    for name, line in table.items():
+        if not name.strip() or len(name) > MAX_APPROVER_NAME_CHARACTERS or not is_plain_text(name):
+            raise ValueError(
+                f"the name of a person is one line of 1 to {MAX_APPROVER_NAME_CHARACTERS} characters, not {name[:80]!r}"
+            )
+        try:
+            check_approver_public_key(line)
+        except ValueError as error:
+            raise ValueError(f"the key of {name} {error}") from None
 
 
 def check_approver_public_key(line: str) -> str:

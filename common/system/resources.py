@@ -18,6 +18,8 @@ LARGE_MODEL_BYTES = 2**27
 """Size of a model from which free buffers are returned to the kernel; unused buffers of several models would fill
 memory.
 """
+READING_THREADS = min(8, os.cpu_count() or 1)
+"""Number of threads that read or decode picture files."""
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
 # Options of mallopt, from <malloc.h>.
 _TRIM_THRESHOLD = -1

@@ -36,9 +36,9 @@ from polyclinic.data.dicomweb.client import (
     UnusablePacsResponse,
 )
 from polyclinic.data.dicomweb.search import SEARCHES, UID_PATTERN, PacsImageLocation
+from polyclinic.data.images.file_kinds import is_dicom_file
 from polyclinic.data.images.headers import convert_dicom_keywords_to_tags, read_dicom_elements
 from polyclinic.data.images.pixel_cache import CACHE_MARK_FILE, CACHE_MARK_TEXT
-from polyclinic.data.images.reading import is_dicom_file
 from polyclinic.data.images.store import FileIdentity
 
 _ANY_TRANSFER_SYNTAX = 'multipart/related; type="application/dicom"; transfer-syntax=*'

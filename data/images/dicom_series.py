@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from polyclinic.data.base.spec import VolumeSize
 from polyclinic.data.images.dicom import read_dicom_frame_values
+from polyclinic.data.images.file_kinds import is_dicom_file, read_first_bytes
 from polyclinic.data.images.grey import (
     read_dicom_element_value,
     read_dicom_number,
@@ -28,7 +29,6 @@ from polyclinic.data.images.headers import (
     read_dicom_elements,
     refuse_large_dicom_elements,
 )
-from polyclinic.data.images.reading import is_dicom_file, read_first_bytes
 
 _GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 _READ = convert_dicom_keywords_to_tags(

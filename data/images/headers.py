@@ -22,12 +22,12 @@ from pydicom.tag import BaseTag, Tag
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from polyclinic.common.system.plain_text import format_count_with_noun
+from polyclinic.common.system.resources import READING_THREADS
 from polyclinic.data.base.decoded_size import DEFAULT_LARGEST_MB, refuse_oversized_file
 from polyclinic.data.base.image_set import fill_missing_patients_by_study
 from polyclinic.data.base.names import is_anonymous_patient
+from polyclinic.data.images.file_kinds import is_dicom_file
 from polyclinic.data.images.jpeg import iterate_jpeg_segments
-from polyclinic.data.images.reading import is_dicom_file
-from polyclinic.data.images.store import MEMORY_STORE
 
 # pydicom's warnings are meant for programmers; our own checks report what matters to users.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"pydicom\b")
@@ -312,7 +312,7 @@ EMPTY_DICOM_HEADER = DicomHeader()
 
 def read_dicom_headers(files: Sequence[Path]) -> list[DicomHeader]:
     """Read the headers of several files in parallel; the results are in the order of the files."""
-    with ThreadPoolExecutor(MEMORY_STORE.workers) as pool:
+    with ThreadPoolExecutor(READING_THREADS) as pool:
         return list(pool.map(read_dicom_header, files))
 
 

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from polyclinic.data.base.masks import pack_class_areas, pack_label_map
+from polyclinic.data.images.file_kinds import explain_unsupported_file_type, read_first_bytes
 from polyclinic.data.images.reading import (
     PIXEL_ASPECT_KEY,
     DecodedImageFormat,
     decode_picture,
-    explain_unsupported_file_type,
     find_filled_part,
     open_png_or_jpeg,
-    read_first_bytes,
 )
 
 if TYPE_CHECKING:

@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyclinic.common.system.plain_text import make_printable_line
+from polyclinic.common.system.resources import READING_THREADS
 from polyclinic.data.base.decoded_size import DEFAULT_LARGEST_MB
+from polyclinic.data.images.file_kinds import is_dicom_file, read_first_bytes
 from polyclinic.data.images.headers import (
     convert_dicom_keywords_to_tags,
     read_dicom_elements,
     refuse_large_dicom_elements,
 )
-from polyclinic.data.images.reading import is_dicom_file, open_png_or_jpeg, read_first_bytes
-from polyclinic.data.images.store import MEMORY_STORE
+from polyclinic.data.images.reading import open_png_or_jpeg
 
 MAX_DEVICE_CHARACTERS = 64
 """Maximum length of the name of a device; longer names are cut."""
@@ -38,7 +39,7 @@ UNKNOWN_HEADER = PictureHeader()
 
 def read_picture_headers(files: Sequence[Path | None]) -> list[PictureHeader]:
     """Read the headers of several files in parallel, in the order of the files; None stands for an unknown file."""
-    with ThreadPoolExecutor(MEMORY_STORE.workers) as pool:
+    with ThreadPoolExecutor(READING_THREADS) as pool:
         return list(pool.map(read_picture_header, files))
 
 

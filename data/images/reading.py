@@ -1,10 +1,8 @@
 """Decode PNG, JPEG, DICOM and NIfTI files, and convert the pictures to the size and colour of a data set."""
 
 import io
-import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,117 +15,38 @@ from polyclinic.data.base.decoded_size import DEFAULT_LARGEST_MB, refuse_oversiz
 from polyclinic.data.base.image_set import SkippedImage
 from polyclinic.data.base.spec import DEFAULT_RENDERING, PictureRenderingOptions, Resize, VolumeSize
 from polyclinic.data.images.bands import scale_samples_to_8_bits, scale_values_to_8_bits
+from polyclinic.data.images.file_kinds import (
+    HEAD_BYTES,
+    PNG_OR_JPEG_SIGNATURES,
+    PNG_SIGNATURE,
+    describe_png_conversion,
+    explain_unsupported_file_type,
+    is_dicom_file,
+    is_nifti_file,
+    read_first_bytes,
+)
 from polyclinic.data.images.jpeg import decode_jpeg
 from polyclinic.data.images.middle_slices import show_middle_slices
 from polyclinic.data.images.rendered import SQUARE_TOLERANCE, RenderedPicture
 
-PICTURE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
-"""File name extensions of supported pictures. A file is recognised by its content, not by its name."""
-UNSUPPORTED_SUFFIXES = (
-    ".bmp",
-    ".tif",
-    ".tiff",
-    ".gif",
-    ".webp",
-    ".jp2",
-    ".heic",
-    ".nrrd",
-    ".mha",
-    ".mhd",
-    ".hdr",
-    ".svs",
-)
-"""File name extensions of pictures that are not supported."""
-_UNSUPPORTED_SIGNATURES = {
-    b"II*\0": "TIFF",
-    b"MM\0*": "TIFF",
-    b"II+\0": "TIFF",
-    b"MM\0+": "TIFF",
-    b"GIF8": "GIF",
-    b"\0\0\0\x0cjP": "JPEG 2000",
-    b"%PDF": "PDF",
-}
-"""First bytes of a file -> name of its unsupported format."""
 _MAX_REASON_CHARACTERS = 150
 _MAX_COLOR_NOISE = 8
 """Maximum difference between the channels of a pixel that counts as grey, of 255."""
 _MAX_COLORED_SHARE = 0.001
 """Maximum share of coloured pixels in a picture that counts as grey."""
-_CONVERT_ADVICE = "convert it to PNG"
-NOT_A_PICTURE_MESSAGE = "neither PNG, JPEG, DICOM nor NIfTI"
 BLANK_KEY = "blank"
 """Key in a Pillow image's ``info``, True if a window misses all values of a DICOM file or a NIfTI slice."""
 PIXEL_ASPECT_KEY = "pixel_aspect"
 """Key in a Pillow image's ``info``: height of a pixel divided by its width, for DICOM and NIfTI."""
 UNKNOWN_DEPTH_MESSAGE = "a PNG file of 16 bits a sample; data.bit_depth must say how many of them are used, such as 12"
-_PNG_SIGNATURE = b"\x89PNG"
-_PNG_AND_JPEG_SIGNATURES = (_PNG_SIGNATURE, b"\xff\xd8")
 _ORIENTATION_MARKERS = (b"eXIf", b"adobe.xmp", b"Raw profile type")
 """Byte sequences of PNG metadata that may contain an orientation."""
-_HEAD_BYTES = 348
-"""Number of bytes at the beginning of a file that identify its kind."""
-_GZIP_HEAD_BYTES = 4096
-"""Number of bytes at the beginning of a gzip file from which the first 348 bytes can be decompressed, after the header
-with the file's name."""
 # Our limit, which users can raise, replaces Pillow's: see polyclinic.data.base.decoded_size.
 Image.MAX_IMAGE_PIXELS = None
 _SAMPLES_PER_PIXEL = {0: 1, 2: 3, 3: 4, 4: 2, 6: 4}
 """Colour type of a PNG file -> samples per pixel after decoding; a palette is decoded to colours."""
 _PILLOW_BYTES_PER_PIXEL = 4
 """Bytes per pixel of Pillow's images, except grey images."""
-
-
-def is_dicom_file(data: bytes) -> bool:
-    """Return True if the bytes have the DICOM prefix ``DICM`` at position 128."""
-    return data[128:132] == b"DICM"
-
-
-def is_nifti_file(head: bytes) -> bool:
-    """Return True for a NIfTI-1 or NIfTI-2 file, given its first bytes from :func:`read_first_bytes`."""
-    return head[344:348] in (b"n+1\0", b"ni1\0") or head[4:8] in (b"n+2\0", b"ni2\0")
-
-
-def is_supported_picture_file(head: bytes) -> bool:
-    """Return True for a file of a supported image format, given its first bytes from :func:`read_first_bytes`."""
-    return head.startswith(_PNG_AND_JPEG_SIGNATURES) or is_dicom_file(head) or is_nifti_file(head)
-
-
-def explain_unsupported_file_type(head: bytes) -> str:
-    """Return an error message for a file of an unsupported kind, given its first bytes.
-
-    For formats that Pillow can convert, the message advises to convert the file to PNG.
-    """
-    kind = next((kind for begin, kind in _UNSUPPORTED_SIGNATURES.items() if head.startswith(begin)), "")
-    kind = "BMP" if head.startswith(b"BM") and head[6:10] == bytes(4) else kind
-    kind = "WebP" if head.startswith(b"RIFF") and head[8:12] == b"WEBP" else kind
-    return f"a {kind} file; {_CONVERT_ADVICE}" if kind else NOT_A_PICTURE_MESSAGE
-
-
-def describe_png_conversion(reasons: Iterable[str]) -> str:
-    """Return advice on how to convert files to PNG; empty if none of the reasons advises a conversion.
-
-    Args:
-        reasons: Reasons why files are not read, from :func:`explain_unsupported_file_type`.
-    """
-    if not any(reason.endswith(_CONVERT_ADVICE) for reason in reasons):
-        return ""
-    return (
-        "To convert, make a copy of the folder, and in it save each such file as PNG under its own name (the ending "
-        "does not matter): "
-        """python -c "import sys; from PIL import Image; [Image.open(f).save(f, 'PNG') for f in sys.argv[1:]]" """
-        "FILE ..."
-    )
-
-
-def read_first_bytes(file: Path) -> bytes:
-    """Return the first 348 bytes of a file; a gzip file is decompressed. A short or damaged file gives fewer bytes."""
-    with file.open("rb") as opened:
-        head = opened.read(_GZIP_HEAD_BYTES)
-        if not head.startswith(b"\x1f\x8b"):
-            return head[:_HEAD_BYTES]
-        with suppress(zlib.error):
-            return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, _HEAD_BYTES)
-    return b""
 
 
 @dataclass(frozen=True)
@@ -199,10 +118,10 @@ def decode_picture(
         from polyclinic.data.images.dicom import render_dicom_file  # takes a second, and most data sets have none
 
         return _make_pillow_image(render_dicom_file(data, rendering))
-    if not data.startswith(_PNG_AND_JPEG_SIGNATURES):
-        raise ValueError(explain_unsupported_file_type(data[:_HEAD_BYTES]))
+    if not data.startswith(PNG_OR_JPEG_SIGNATURES):
+        raise ValueError(explain_unsupported_file_type(data[:HEAD_BYTES]))
 
-    image = _decode_png(data, rendering) if data.startswith(_PNG_SIGNATURE) else _decode_jpeg(data, rendering, side)
+    image = _decode_png(data, rendering) if data.startswith(PNG_SIGNATURE) else _decode_jpeg(data, rendering, side)
     ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
     return _convert_pillow_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
 
@@ -278,7 +197,7 @@ def decode_png_samples(data: bytes, largest_mb: int = DEFAULT_LARGEST_MB) -> NDA
 
 def is_16_bit_png(head: bytes) -> bool:
     """Return True for a PNG file with 16-bit samples, given its first bytes from :func:`read_first_bytes`."""
-    return head.startswith(_PNG_SIGNATURE) and head[24:25] == b"\x10"
+    return head.startswith(PNG_SIGNATURE) and head[24:25] == b"\x10"
 
 
 def open_png_or_jpeg(content: bytes | Path) -> Image.Image:

@@ -36,8 +36,10 @@ from polyclinic.common.system.plain_text import (
     format_count_with_noun,
     format_duration,
 )
+from polyclinic.common.system.resources import READING_THREADS
 from polyclinic.data.base.decoded_size import MAX_MEMORY_SHARE, measure_process_memory_limit
 from polyclinic.data.base.image_set import LazyPictures, SkippedImage
+from polyclinic.data.images.file_kinds import is_nifti_file, read_first_bytes
 from polyclinic.data.images.pixel_cache import (
     FORM_FILE,
     LAYOUT_VERSION,
@@ -58,8 +60,6 @@ from polyclinic.data.images.reading import (
     explain_decoding_error,
     fit_picture_to_format,
     has_color,
-    is_nifti_file,
-    read_first_bytes,
 )
 
 CACHE_THRESHOLD_BYTES = 16 << 20
@@ -96,7 +96,7 @@ class DecodedImageStore:
     limit_key: str = "simulation.image_cache_gb"
     off: str = "simulation.image_cache_gb = 0"
     secret: bytes | None = field(default=None, repr=False)
-    workers: int = min(8, os.cpu_count() or 1)
+    workers: int = READING_THREADS
     tell: Callable[[str], object] = field(default=lambda line: None, compare=False)
 
 

@@ -9,7 +9,8 @@ import nibabel
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.data.images.reading import DecodedImageFormat, is_dicom_file, read_first_bytes
+from polyclinic.data.images.file_kinds import is_dicom_file, read_first_bytes
+from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.data.images.volume_grid import FittedVolume, fit_volume
 from polyclinic.data.images.volumes import NIFTI, Volume, measure_spacing, read_volume
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from polyclinic.common.system.plain_text import format_bytes, format_count_with_noun
 from polyclinic.data.base.spec import PictureRenderingOptions, Spacing, VolumeSize, describe_sides
-from polyclinic.data.images.reading import is_nifti_file, read_first_bytes
+from polyclinic.data.images.file_kinds import is_nifti_file, read_first_bytes
 from polyclinic.data.images.volume_header import ONE_SLICE, VolumeHeader
 
 MOST_UNLIKE = 1.5

@@ -20,8 +20,13 @@ from numpy.typing import NDArray
 from polyclinic.data.base.decoded_size import DEFAULT_LARGEST_MB, compute_decoded_file_size_limit, refuse_oversized_file
 from polyclinic.data.base.spec import Spacing, VolumeSize
 from polyclinic.data.images.dicom_series import open_dicom_series
+from polyclinic.data.images.file_kinds import (
+    explain_unsupported_file_type,
+    is_dicom_file,
+    is_nifti_file,
+    read_first_bytes,
+)
 from polyclinic.data.images.nifti import open_nifti_file, read_nifti_header, read_nifti_voxels
-from polyclinic.data.images.reading import explain_unsupported_file_type, is_dicom_file, is_nifti_file, read_first_bytes
 from polyclinic.data.images.volume_header import ONE_SLICE, VolumeHeader
 
 io_orientation: Any = orientations.io_orientation  # it has no types

@@ -11,7 +11,7 @@ A text "class_name" is the name of the class whose number is the label.
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,14 @@ _CLASS_NAME_KEYS = ("classname", "classnames", "labelname")
 ITEM_FUNCTION_REMEDY = "Bring each item into that form: pc.LabelledImages(dataset, item=lambda x: (x[...], x[...]))."
 _MIN_NAME_SIMILARITY = 0.6
 """Minimum similarity (0 to 1) of an unknown class name and a known one that an error message suggests."""
+
+
+class MapStyleDataset(Protocol):
+    """A map-style data set: anything with ``__getitem__`` and ``__len__``, such as a ``torch.utils.data.Dataset``."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)

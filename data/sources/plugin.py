@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,12 @@ from polyclinic.data.base.splits import (
 from polyclinic.data.base.vocabulary import PART_WORDS
 from polyclinic.data.base.volume_arrays import add_channel_axis, is_image_array
 from polyclinic.data.images.reading import resize_images
-from polyclinic.data.sources.dataset_items import DatasetItem, find_class_names_in_labels, parse_item_labels
+from polyclinic.data.sources.dataset_items import (
+    DatasetItem,
+    MapStyleDataset,
+    find_class_names_in_labels,
+    parse_item_labels,
+)
 from polyclinic.data.sources.item_notes import NOT_REPRODUCIBLE_NOTE, join_notes_of_parts
 from polyclinic.data.sources.label_array import (
     convert_class_numbers,
@@ -65,14 +70,6 @@ if TYPE_CHECKING:
 
 _MAX_BRIGHTEST_OF_REFUSED = 15
 """A data set is refused as nearly black if its brightest value is at most this, of 255."""
-
-
-class MapStyleDataset(Protocol):
-    """A map-style data set: anything with ``__getitem__`` and ``__len__``, such as a ``torch.utils.data.Dataset``."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from polyclinic.data.images.store import DecodingProgress
 from polyclinic.data.sources.dataset_items import (
     ConvertItem,
     DatasetItem,
+    MapStyleDataset,
     find_class_names_in_labels,
     find_names_of_class_numbers,
     parse_item,
@@ -32,7 +33,6 @@ from polyclinic.data.sources.dataset_items import (
 )
 from polyclinic.data.sources.item_notes import describe_partial_cache, describe_unread_entries
 from polyclinic.data.sources.label_array import convert_labels_to_array, convert_to_numpy_array, name_classes_by_number
-from polyclinic.data.sources.plugin import MapStyleDataset
 from polyclinic.data.sources.shared_items import is_map_style_dataset
 from polyclinic.data.tables.class_names import NAME_CLASSES_REMEDY
 

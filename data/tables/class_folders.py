@@ -8,7 +8,7 @@ from pathlib import Path
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.files import find_existing_output_faults, write_atomically
 from polyclinic.common.system.plain_text import format_count_with_noun
-from polyclinic.data.images.reading import PICTURE_SUFFIXES
+from polyclinic.data.images.file_kinds import PICTURE_SUFFIXES
 
 IMAGE_COLUMN = "image"
 CLASS_COLUMN = "class"

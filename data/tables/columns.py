@@ -13,7 +13,7 @@ from polyclinic.common.errors import BadInput, Fault, quote_names
 from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.data.base.names import is_blank_cell
 from polyclinic.data.base.spec import NO_FINDING
-from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNSUPPORTED_SUFFIXES
+from polyclinic.data.images.file_kinds import PICTURE_SUFFIXES, UNSUPPORTED_SUFFIXES
 from polyclinic.data.tables.cells import NO_LABEL_WORDS, LabelWords, interpret_label_cell, is_placeholder_finding
 from polyclinic.data.tables.csv import CsvColumn, CsvTable
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from polyclinic.common.errors import Fault
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.names import normalize_name
-from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNSUPPORTED_SUFFIXES
+from polyclinic.data.images.file_kinds import PICTURE_SUFFIXES, UNSUPPORTED_SUFFIXES
 
 _MISSING_FOLDER_ERRORS = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EINVAL)
 

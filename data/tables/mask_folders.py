@@ -20,7 +20,7 @@ from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.system.files import find_existing_output_faults, write_atomically
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.vocabulary import PART_WORDS
-from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNSUPPORTED_SUFFIXES
+from polyclinic.data.images.file_kinds import PICTURE_SUFFIXES, UNSUPPORTED_SUFFIXES
 
 IMAGE_COLUMN = "image"
 MASK_COLUMN = "mask"

@@ -111,7 +111,7 @@ def ask_sites_for_labels(
         except (TypeError, ValueError) as error:
             faults[node] = f"sent labels that cannot be read: {error}"
             continue
-        needs_counts = method.declared_payload.label_counts
+        needs_counts = method.payload.label_counts
         if unknown := [label for label in names if label not in classes]:
             faults[node] = f"labels {unknown}; the model's rows are {list(classes)}"
         elif needs_counts and not positives:

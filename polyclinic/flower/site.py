@@ -162,7 +162,7 @@ class FedMLPSite(Site):
             if not same_count or not np.allclose(before, self._fingerprints, 1e-4, 1e-6, equal_nan=True):
                 remedy = f"the same images in the same order; or forget the tags: del context.state[{TAGS_RECORD!r}]"
                 raise ValueError(f"the images are not those of the round before: give {remedy}")
-        self._round = self.method.client(
+        self._round = self.method.make_round(
             ClientContext(self._model, self._examples, self._statistics, tags, server_round, TrainingSection())
         )
         self.views = 1 if server_round > self.method.parameters.stage_one_rounds else 2

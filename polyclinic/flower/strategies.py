@@ -35,7 +35,7 @@ from polyclinic.flower.site import (
     TASK_KEY,
 )
 from polyclinic.strategies.aggregation.means import WholeHeadMean
-from polyclinic.strategies.local.site_method import Parameters
+from polyclinic.strategies.local.method_traits import Parameters
 from polyclinic.strategies.methods import baselines, fedmlp, fedsld, surgical, unifed
 from polyclinic.strategies.methods.base import Method, RoundContext, SequentialMethod
 from polyclinic.strategies.methods.fedsld import Reduction
@@ -260,7 +260,7 @@ class LabelledSites(FedAvg):
         Raises:
             ValueError: If the method has statistics, and the reply does not.
         """
-        if not self.method.site.declared_payload.statistics:
+        if not self.method.site.payload.statistics:
             return {}
         if STATISTICS_RECORD not in reply.content.config_records:
             remedy = "use FedMLPSite and put what its finish() returns into the reply"

@@ -24,7 +24,7 @@ from polyclinic.common.system.plain_text import quote_for_shell
 from polyclinic.common.system.toml import TomlSection, read_toml, validate_tables
 from polyclinic.server.coordinator.authority import read_authority_certificate
 from polyclinic.server.coordinator.folder import CoordinatorFolder
-from polyclinic.strategies.engine.claims import ClaimsBySite, SiteAdmissionLimits
+from polyclinic.strategies.engine.admission_limits import ClaimsBySite, SiteAdmissionLimits
 
 MAX_CLAIMABLE_CLASSES = 10_000
 MAX_NAME_LENGTH = 100

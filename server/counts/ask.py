@@ -16,7 +16,7 @@ from polyclinic.strategies.privacy.secure_aggregation.coordinator import (
     MaskedSumRequest,
     MaskingFailed,
 )
-from polyclinic.strategies.privacy.secure_aggregation.vectors import ONE, UpdateVectorLayout
+from polyclinic.strategies.privacy.secure_aggregation.vectors import FIXED_POINT_ONE, UpdateVectorLayout
 
 RUN_NAME_PREFIX = "count"
 """Prefix of the run name under which a question is asked."""
@@ -44,7 +44,7 @@ def _unmask_sum(exchange: QuestionExchange, run: str, answers: QuestionAnswers[C
     layout = UpdateVectorLayout(trunk=0, norm=0, features=MASKED_ROW_LENGTH - 1)
     queries = MaskedQuestionQueries(exchange, run, answers.nodes, {})
     try:
-        request = MaskedSumRequest(run, COUNT_ROUND, rows, names, layout, float(ONE))
+        request = MaskedSumRequest(run, COUNT_ROUND, rows, names, layout, float(FIXED_POINT_ONE))
         unmasked = MaskedSummation(request, queries).unmask_sum()
     except MaskingFailed as error:
         reasons = "; ".join(f"{site}: {why}" for site, why in sorted(queries.absent.items()))

@@ -9,7 +9,7 @@ from polyclinic.common.wire.fleet_protocol import DELIVERY_TYPE
 from polyclinic.common.wire.records import RefusalNoted
 from polyclinic.common.wire.versions import WIRE_VERSION, is_record_in_version
 from polyclinic.server.questions.exchange import OLD_RELEASE, QuestionExchange, make_question_run
-from polyclinic.strategies.engine.exchange import NOT_CONNECTED
+from polyclinic.strategies.engine.exchange import NOT_CONNECTED_REASON
 
 
 def send_packages(exchange: QuestionExchange, deliveries: Mapping[str, Delivery]) -> dict[str, str]:
@@ -21,7 +21,7 @@ def send_packages(exchange: QuestionExchange, deliveries: Mapping[str, Delivery]
     assert exchange.registered is not None, "packages go to hospitals only"
     names = {node: name for node, name in exchange.registered().items() if name in deliveries}
     versions = exchange.versions() if exchange.versions else {}
-    outcome = dict.fromkeys(deliveries, NOT_CONNECTED)
+    outcome = dict.fromkeys(deliveries, NOT_CONNECTED_REASON)
     connected = set(exchange.grid.get_node_ids())
     run = make_question_run(DELIVERY_RUN)
     contents = {}

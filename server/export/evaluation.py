@@ -67,7 +67,8 @@ from polyclinic.server.export.preflight import (
     read_labelled_dataset,
 )
 from polyclinic.server.reporting.run_claims import explain_missing_auroc
-from polyclinic.server.runs.reader import RunSummary, read_run
+from polyclinic.server.runs.reader import read_run
+from polyclinic.server.runs.schema import RunSummary
 
 WHOLE_TABLE_PREFIX = "all of "
 """Beginning of the description of images that are the rows of a whole table, of no test part."""

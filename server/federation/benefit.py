@@ -4,9 +4,7 @@ The experiment has to request the comparison. A site that fails in it, or exceed
 """
 
 from collections.abc import Collection
-from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from flwr.app import Message, MessageType
 
@@ -17,6 +15,7 @@ from polyclinic.common.system.timers import LOCAL_COMPARISON_TIME_FACTOR
 from polyclinic.common.wire.codec import encode_record
 from polyclinic.common.wire.records import BenefitReply, BenefitRequest, ModelGroups
 from polyclinic.server.federation.recorder import RunTotals
+from polyclinic.server.runs.schema import SiteBenefit
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.state import select_site_model_groups
 
@@ -28,7 +27,7 @@ NOT_TESTED_REASON = "it did not test the model"
 
 def compare_with_local_training(
     coordinator: Coordinator, initial: ModelState, tested: Collection[str], totals: RunTotals
-) -> dict[str, Any]:
+) -> dict[str, SiteBenefit]:
     """Ask each site to train a model alone and to compare it with the run's model; collect the results.
 
     Args:
@@ -54,9 +53,9 @@ def compare_with_local_training(
         groups = select_site_model_groups(initial, requests.context.contract.sites[site], "float32")
         record = partial(BenefitRequest, initial=groups, epochs=count)
         request = requests.make_request_record(record, site, coordinator.result_model)
-        requests.expected[site] = ModelGroups()
+        requests.due_updates[site] = ModelGroups()
         messages.append(
-            requests.make_flower_message(site, BENEFIT_MESSAGE_TYPE, encode_record(request, requests.written))
+            requests.make_flower_message(site, BENEFIT_MESSAGE_TYPE, encode_record(request, requests.encoded_arrays))
         )
     exchange = coordinator.exchange_messages(messages, "benefit", server_round, deadline_s=deadline_s)
     replies = coordinator.collect_checked_replies(requests, exchange, BenefitReply)
@@ -65,9 +64,9 @@ def compare_with_local_training(
         site: NOT_TRAINED_REASON if site in tested else NOT_TESTED_REASON for site in members if site not in epochs
     }
     benefits = {
-        site: {"benefit": federation_benefit_as_json(reply), "reason": ""} for site, reply in replies.accepted.items()
+        site: SiteBenefit(benefit=read_federation_benefit(reply), reason="") for site, reply in replies.accepted.items()
     }
-    benefits |= {site: {"benefit": None, "reason": why} for site, why in {**silent, **replies.absent}.items()}
+    benefits |= {site: SiteBenefit(benefit=None, reason=why) for site, why in {**silent, **replies.absent}.items()}
     return dict(sorted(benefits.items()))
 
 
@@ -84,17 +83,16 @@ def compute_comparison_deadline_s(round_deadline_s: float, all_rounds_s: float, 
     return round_deadline_s + LOCAL_COMPARISON_TIME_FACTOR * all_rounds_s / drawn_share
 
 
-def federation_benefit_as_json(reply: BenefitReply) -> dict[str, Any] | None:
-    """Return a site's comparison for JSON; None if the site's policy hides the metrics, or no class could be tested."""
+def read_federation_benefit(reply: BenefitReply) -> FederationBenefit | None:
+    """Return a site's comparison; None if the site's policy hides the metrics, or no class could be tested."""
     names, aurocs = reply.class_names, iter(reply.auroc)
     if not names:
         return None
     means = zip(COMPARED_SITE_MODELS, reply.mean, reply.mean_low, reply.mean_high, strict=True)
     gains = zip(CONTENDER_MODELS, reply.gain, reply.gain_low, reply.gain_high, strict=True)
-    benefit = FederationBenefit(
+    return FederationBenefit(
         {model: {name: next(aurocs) for name in names} for model in COMPARED_SITE_MODELS},
         {model: EstimateWithInterval(value, (low, high)) for model, value, low, high in means},
         {model: EstimateWithInterval(value, (low, high)) for model, value, low, high in gains},
         "patients" if reply.over_patients else "images",
     )
-    return asdict(benefit)

@@ -4,9 +4,8 @@ The ensemble's probability of a class is the mean over the models of the sites t
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +32,7 @@ from polyclinic.common.models.zoo.spec import DESCRIPTION_FILE
 from polyclinic.common.system.plain_names import PlainName, join_plain_name
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.pixels import load_pixels_on_device
+from polyclinic.server.runs.schema import EnsembleTestResult, SiteTestResult
 
 ENSEMBLE_NOTE = "ensemble of the owning sites' own models"
 LOCAL_MODELS_NOTE = "mean over the owning sites' own models"
@@ -51,8 +51,8 @@ def evaluate_ensemble(
     site_tests: Mapping[str, ImageSet],
     device: str = "cpu",
     precision: Precision = "auto",
-) -> dict[str, Any]:
-    """Test the ensemble on the pooled test images and at each site; return the ``ensemble`` part of ``summary.json``.
+) -> EnsembleTestResult:
+    """Test the ensemble on the pooled test images and at each site.
 
     Args:
         folders: Folders of the local models. Models are loaded one at a time, to save memory.
@@ -79,13 +79,12 @@ def evaluate_ensemble(
         key = site if site in site_tests else ""
         columns = [names.index(name) for name in annotated]
         site_labels = select_head_row_labels(tests[key], annotated).numpy()
-        per_site[site] = make_site_metrics_entry(
-            compute_metrics_per_class(mean[key][:, columns], site_labels, annotated)
-        )
+        results = compute_metrics_per_class(mean[key][:, columns], site_labels, annotated)
+        per_site[site] = SiteTestResult(mean_auroc=compute_mean_auroc(results), per_class=results)
     per_class = compute_metrics_per_class(mean[""], labels, names)
     pooled = summarise_test_results(per_class, contract.shared_classes, contract.unique_classes, ENSEMBLE_NOTE)
     multi_class = compute_multi_class_metrics(mean[""], labels) if task == "multi_class" else None
-    return {"test": asdict(replace(pooled, multi_class=multi_class)), "per_site": per_site}
+    return EnsembleTestResult(test=replace(pooled, multi_class=multi_class), per_site=per_site)
 
 
 def evaluate_local_models(
@@ -112,9 +111,6 @@ def _score_images(network: SplitNetwork, images: ImageSet, device: str, precisio
     return compute_image_probabilities(network, load_pixels_on_device(images, device), precision)
 
 
-def make_site_metrics_entry(results: Mapping[str, ClassMetrics]) -> dict[str, Any]:
-    """Return a site's entry of ``per_site`` in ``summary.json``."""
-    return {
-        "mean_auroc": compute_mean_and_sd(metrics.auroc for metrics in results.values())[0],
-        "per_class": {name: asdict(metrics) for name, metrics in results.items()},
-    }
+def compute_mean_auroc(results: Mapping[str, ClassMetrics]) -> float | None:
+    """Return the mean AUROC over the classes that have one; None if no class has."""
+    return compute_mean_and_sd(metrics.auroc for metrics in results.values())[0]

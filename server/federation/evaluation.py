@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,14 +67,15 @@ from polyclinic.data.images.pixels import load_pixels_on_device, make_mask_tenso
 from polyclinic.server.federation.checkpoints import Checkpoint
 from polyclinic.server.federation.ensemble import (
     LOCAL_MODELS_NOTE,
+    compute_mean_auroc,
     evaluate_ensemble,
     evaluate_local_models,
     find_local_model_folders,
-    make_site_metrics_entry,
 )
 from polyclinic.server.runs.folder import RunFolder
+from polyclinic.server.runs.schema import EnsembleTestResult, SiteTestResult
 from polyclinic.server.runs.unlearned import ClassLearning
-from polyclinic.strategies.engine.claims import ClaimsBySite
+from polyclinic.strategies.engine.admission_limits import ClaimsBySite
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.events import ReplyArrival
 from polyclinic.strategies.engine.exchange import ExchangeReplies
@@ -168,9 +169,9 @@ class FinalTestOutcome:
     """
 
     test: FinalTestSummary
-    per_site: Mapping[str, Any]
+    per_site: Mapping[str, SiteTestResult]
     model_sha256: str
-    ensemble: Mapping[str, Any] | None = None
+    ensemble: EnsembleTestResult | None = None
     external: FinalTestSummary | None = None
 
 
@@ -225,9 +226,9 @@ def save_and_test_model(
             metrics_by_class[name].append(metrics)
     means_over_sites = {name: average_metrics_over_models(metrics) for name, metrics in metrics_by_class.items()}
     histograms: Histograms | None = None
-    ensemble: Mapping[str, Any] | None = None
+    ensemble: EnsembleTestResult | None = None
     external: FinalTestSummary | None = None
-    if coordinator.method.site.has_global_model:
+    if coordinator.method.site.parts.has_global_model:
         model = coordinator.result_model
         write_model_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
         pixels = coordinator.sites.pixels
@@ -257,7 +258,7 @@ def save_and_test_model(
             )
         images, site_tests = run_context.test, run_context.site_tests
         has_labels = not is_segmentation(plan.model.task)  # an ensemble of pixel scores is not supported
-        if coordinator.method.site.trains_alone and folders and site_tests is not None and images and has_labels:
+        if coordinator.method.site.parts.trains_alone and folders and site_tests is not None and images and has_labels:
             ensemble = evaluate_ensemble(
                 folders, coverage, images, site_tests(), run_context.device, run_context.precision
             )
@@ -276,14 +277,12 @@ def save_and_test_model(
     if drawn is not None:
         test = replace(test, sampled=_estimate_site_sample_intervals(metrics_of_counting, contract, drawn, test.note))
     per_site = {
-        answer.site: {
-            "validation_loss": answer.validation_loss,
-            **make_site_metrics_entry(metrics_of_site[answer.site]),
-            "decisions": {
-                name: asdict(decided)
-                for name, decided in count_decisions_at_points(answer.histograms, test.operating_points).items()
-            },
-        }
+        answer.site: SiteTestResult(
+            validation_loss=answer.validation_loss,
+            mean_auroc=compute_mean_auroc(metrics_of_site[answer.site]),
+            per_class=metrics_of_site[answer.site],
+            decisions=count_decisions_at_points(answer.histograms, test.operating_points),
+        )
         for answer in answers
     }
     return FinalTestOutcome(test, per_site, sha256, ensemble, external)

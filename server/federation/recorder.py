@@ -28,10 +28,18 @@ from polyclinic.server.reporting.run_claims import make_run_claims
 from polyclinic.server.runs.audit_log import RunAuditWriter
 from polyclinic.server.runs.folder import RunFolder
 from polyclinic.server.runs.progress import SilentRunProgress
-from polyclinic.server.runs.reader import RunFolderContent, parse_summary, read_rounds
+from polyclinic.server.runs.reader import RunFolderContent, read_rounds
 from polyclinic.server.runs.receipt import hash_experiment_settings, write_run_receipt
+from polyclinic.server.runs.schema import (
+    CoordinatorTraining,
+    RoundFileLine,
+    RoundMethodStatistics,
+    RunClaims,
+    RunSummary,
+    SiteLosses,
+)
 from polyclinic.strategies.aggregation.bounds import find_dominant_sites
-from polyclinic.strategies.engine.claims import describe_lowered_claim
+from polyclinic.strategies.engine.admission_limits import describe_lowered_claim
 from polyclinic.strategies.engine.coordinator import Coordinator
 from polyclinic.strategies.engine.events import (
     FederationValidation,
@@ -127,33 +135,34 @@ class RunTotals:
         (record, learned), self._pending = self._pending, None
         self.tallies[record.round] = validation.tallies
         accuracy = compute_round_accuracy(validation.tallies) if validation.tallies else None
-        site_losses = dict[str, dict[str, float | None]]()
-        for site in record.sites:
-            losses = record.train_loss.get(site), validation.loss.get(site)
-            site_losses[site] = dict(zip(("train_loss", "validation_loss"), losses, strict=True))
+        site_losses = {
+            site: SiteLosses(train_loss=record.train_loss.get(site), validation_loss=validation.loss.get(site))
+            for site in record.sites
+        }
+        coordinator = record.coordinator and CoordinatorTraining(**asdict(record.coordinator))
         self.folder.append_round_line(
-            {
-                "round": record.round,
-                "sites": list(record.sites),
-                "absent": dict(record.absent),
-                "shortened": dict(record.shortened),
-                "closed_rows": list(record.closed_rows),
-                "train_loss": record.mean_train_loss,
-                "validation_loss": validation.mean_loss,
-                "validation_auroc": validation.mean_auroc,
-                "test_accuracy": accuracy and asdict(accuracy),
-                "best": state.best_round == record.round,
-                "site_losses": site_losses,
-                "epochs": dict(record.epochs),
-                "epsilon": dict(record.epsilon),
-                "arithmetic": dict(record.arithmetic),
-                "coordinator": record.coordinator and asdict(record.coordinator),
-                "learned": dict(learned),
-                "site_seconds": dict(record.site_seconds),
-                "seconds": record.seconds,
-                "bytes_up": sum(record.bytes_up.values()),
-                "bytes_down": sum(record.bytes_down.values()),
-            }
+            RoundFileLine(
+                round=record.round,
+                sites=record.sites,
+                absent=dict(record.absent),
+                shortened=dict(record.shortened),
+                closed_rows=record.closed_rows,
+                train_loss=record.mean_train_loss,
+                validation_loss=validation.mean_loss,
+                validation_auroc=validation.mean_auroc,
+                test_accuracy=accuracy,
+                best=state.best_round == record.round,
+                site_losses=site_losses,
+                epochs=dict(record.epochs),
+                epsilon=dict(record.epsilon),
+                arithmetic=dict(record.arithmetic),
+                coordinator=coordinator,
+                learned=RoundMethodStatistics.model_validate(learned),
+                site_seconds=dict(record.site_seconds),
+                seconds=record.seconds,
+                bytes_up=sum(record.bytes_up.values()),
+                bytes_down=sum(record.bytes_down.values()),
+            )
         )
 
     def totals_as_json(self) -> dict[str, Any]:
@@ -236,7 +245,9 @@ class RunRecorder(RunCallbacks):
         self.coordinator = coordinator
         self._initial = make_initial_state(coordinator.method.site, initial)
         self.checkpoints = CheckpointFolder(path, durable=durable)
-        workers = 1 if coordinator.method.site.sequential else run_context.workers  # its sites train one after another
+        workers = (
+            1 if coordinator.method.site.traits.sequential else run_context.workers
+        )  # its sites train one after another
         self.totals = RunTotals(run_context.folder, workers)
         self._totals_at_start = self.totals.totals_as_json()
         if run_context.resumed is not None:
@@ -526,26 +537,25 @@ class RunRecorder(RunCallbacks):
         self._record_refused_calls()
         self.run_context.folder.append_event("stopped", reason=reason)
 
-    def collect_claims(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+    def collect_claims(self, summary: RunSummary) -> RunClaims:
         """Return the claims that the finished run supports, for its summary; all rounds must be recorded."""
         folder = self.run_context.folder
         folder.replace_finished_results()  # the lines of further rounds are only then in the file
-        run = RunFolderContent(folder.path, parse_summary(summary), read_rounds(folder.path))
-        return asdict(make_run_claims(run))
+        return make_run_claims(RunFolderContent(folder.path, summary, read_rounds(folder.path)))
 
-    def record_run_end(self, summary: Mapping[str, Any]) -> None:
+    def record_run_end(self, summary: RunSummary) -> None:
         """Write the receipt and the summary of a finished run."""
         folder = self.run_context.folder
         chosen = self.coordinator.result_round
         last = self.coordinator.state.round
-        result = {"result_round": chosen if chosen >= 0 else last, "model_sha256": summary["model_sha256"]}
+        result = {"result_round": chosen if chosen >= 0 else last, "model_sha256": summary.model_sha256}
         self.audit_writer.audit.append(event="result", **result)
         if reason := write_run_receipt(self.audit_writer.audit):
             folder.append_event("no_receipt", reason=reason)
         self._record_refused_calls()
         folder.write_summary(summary)
         self.audit_writer.record_result_file_hashes(folder.path)
-        folder.append_event("done", model_sha256=summary["model_sha256"])
+        folder.append_event("done", model_sha256=summary.model_sha256)
 
 
 def collect_software_versions() -> dict[str, str]:

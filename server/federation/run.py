@@ -5,7 +5,7 @@ import hashlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +37,16 @@ from polyclinic.server.federation.evaluation import (
 from polyclinic.server.federation.planning import plan_network_of_run
 from polyclinic.server.federation.recorder import RunRecorder, RunTotals, collect_software_versions
 from polyclinic.server.runs.progress import SilentRunProgress
+from polyclinic.server.runs.schema import (
+    CountingStatistics,
+    FinalMethodStatistics,
+    LoweredClaim,
+    PrivacyBudgetSpent,
+    RunPixels,
+    RunSummary,
+    SiteBenefit,
+    SiteSummary,
+)
 from polyclinic.server.runs.unlearned import (
     ClassLearning,
     find_classes_of_unknown_learning,
@@ -104,7 +114,7 @@ def run_federation(
             hash=contract.hash,
             pixels=pixels and pixels.model_dump(mode="json"),
         )
-        keeps_norm = coordinator.method.site.keeps_batch_norm_local
+        keeps_norm = coordinator.method.site.parts.keeps_batch_norm_local
         # One hospital alone must not stop the run by adding classes until there are as many as a plug-in's features. So
         # the number is not checked if a class is annotated by one real hospital only.
         has_class_of_one_hospital = run_context.registered is not None and bool(contract.unique_classes)
@@ -144,15 +154,19 @@ def run_federation(
         recorder.record_run_stop(str(error))
         raise
     summary = _make_run_summary(
-        experiment, run_context, coordinator, outcome, recorder.totals, time.monotonic() - start_time
+        experiment,
+        run_context,
+        coordinator,
+        outcome,
+        recorder.totals,
+        time.monotonic() - start_time,
+        benefits=benefits,
+        start=recorder.start,
+        learning=learning,
     )
-    summary["benefit"] = benefits
-    summary["start"] = recorder.start
-    summary["unlearned"] = learning.unlearned
-    summary["maybe_unlearned"] = learning.unknown
-    summary["claims"] = recorder.collect_claims(summary)
+    summary = summary.model_copy(update={"claims": recorder.collect_claims(summary)})
     recorder.record_run_end(summary)
-    return summary
+    return summary.to_json_object()
 
 
 def _read_positives(member: RunMember, run_context: RunContext) -> dict[str, int | None]:
@@ -179,7 +193,7 @@ def _find_class_learning(
     Args:
         tested_classes: Classes with a test result, which shows whether the model has learned them.
     """
-    if not coordinator.method.site.has_global_model:
+    if not coordinator.method.site.parts.has_global_model:
         return ClassLearning()
     contract = coordinator.sites.contract
     members = coordinator.sites.members
@@ -263,96 +277,111 @@ def _make_run_summary(
     outcome: FinalTestOutcome,
     totals: RunTotals,
     total: float,
-) -> dict[str, Any]:
-    """Return the content of ``summary.json``."""
-    accuracy = find_best_client_accuracies(totals.tallies)
+    *,
+    benefits: dict[str, SiteBenefit],
+    start: Sequence[str],
+    learning: ClassLearning,
+) -> RunSummary:
+    """Return the content of ``summary.json``, without the claims that follow from it.
+
+    Args:
+        total: Duration of the run in seconds.
+        benefits: Site -> comparison of the run's model with the one that the site trained alone.
+        start: Sentences on what the first model takes from a finished run.
+        learning: The classes that the model has not learned.
+    """
     train, aggregate = totals.train_seconds, totals.aggregate_seconds
     idle = max(total - train - aggregate, 0.0)
-    return {
-        "name": experiment.run.name or experiment.run.method,
-        "method": experiment.run.method,
-        "backend": setting.backend,
-        "ended": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "rounds": coordinator.state.round,
-        "best_round": coordinator.round_chosen_by_validation,
-        "last_model_because": coordinator.reason_for_last_model or None,
-        "criterion": coordinator.state.criterion,
-        "seed": experiment.run.seed,
-        "excluded": dict(coordinator.state.excluded),
-        "left_out": coordinator.sites.left_out_sites,
-        "absent": list(coordinator.sites.absent_sites),
-        "statistics": _summarize_counting_statistics(coordinator),
-        "classes": list(coordinator.sites.contract.class_names),
-        "sites": {
-            site: {
-                "classes": list(coordinator.sites.contract.sites[site]),
-                "train_samples": member.answer.train_samples,
-                "validation_samples": unknown_count_to_none(member.answer.validation_samples),
-                "positives": _read_positives(member, setting),
-                "smallest_count": member.answer.smallest_count,
-                "level": member.answer.level,
-                "release": member.answer.release,
-                "wire": member.wire,
-                "bytes_up": coordinator.sites.bytes_up[site],
-                "bytes_down": coordinator.sites.bytes_down[site],
-                "seconds": totals.site_seconds[site],
-                "epochs": totals.epochs[site],
-                "arithmetic": totals.arithmetic.get(site, ""),
-            }
+    figures = coordinator.method.compute_summary_figures(coordinator.make_final_round_context())
+    return RunSummary(
+        name=experiment.run.name or experiment.run.method,
+        method=experiment.run.method,
+        backend=setting.backend,
+        ended=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        rounds=coordinator.state.round,
+        best_round=coordinator.round_chosen_by_validation,
+        last_model_because=coordinator.reason_for_last_model or None,
+        criterion=coordinator.state.criterion,
+        seed=experiment.run.seed,
+        excluded=dict(coordinator.state.excluded),
+        left_out=dict(coordinator.sites.left_out_sites),
+        absent=tuple(coordinator.sites.absent_sites),
+        statistics=_summarize_counting_statistics(coordinator),
+        classes=coordinator.sites.contract.class_names,
+        sites={
+            site: _summarize_site(member, setting, coordinator, totals)
             for site, member in sorted(coordinator.sites.members.items())
         },
-        "table_sha256": setting.table_sha256,
-        "patients_known": setting.patients_known,
-        "skipped_images": [asdict(skip) for skip in setting.skipped],
-        "notes": list(setting.notes),
-        "omissions": list(setting.omissions),
-        "reproducible": setting.reproducible,
-        "test": asdict(outcome.test),
-        "per_site": dict(outcome.per_site),
-        "drawn_to_test": coordinator.sites_drawn_for_test,
-        "ensemble": outcome.ensemble,
-        "external": outcome.external and asdict(outcome.external),
-        "learned": dict(coordinator.method.compute_summary_figures(coordinator.make_final_round_context())),
-        "privacy": _summarize_privacy(experiment, coordinator, totals),
-        "client_accuracy": accuracy and asdict(accuracy),
-        "seconds": {"total": total, "train": train, "aggregate": aggregate, "idle": idle},
-        "model_sha256": outcome.model_sha256,
-        "contract_hash": coordinator.sites.contract.hash,
-        "pixels": _summarize_pixels(coordinator),
-        "classes_of_one_site": coordinator.sites.classes_of_one_site,
-        "versions": collect_software_versions(),
-        "wire": WIRE_VERSION,
-        "experiment": experiment.model_dump(mode="json"),
-    }
+        table_sha256=setting.table_sha256,
+        patients_known=setting.patients_known,
+        skipped_images=tuple(setting.skipped),
+        notes=tuple(setting.notes),
+        omissions=tuple(setting.omissions),
+        reproducible=setting.reproducible,
+        test=outcome.test,
+        per_site=dict(outcome.per_site),
+        drawn_to_test=coordinator.sites_drawn_for_test,
+        ensemble=outcome.ensemble,
+        external=outcome.external,
+        learned=FinalMethodStatistics.model_validate(figures),
+        privacy=_summarize_privacy(experiment, coordinator, totals),
+        client_accuracy=find_best_client_accuracies(totals.tallies),
+        seconds={"total": total, "train": train, "aggregate": aggregate, "idle": idle},
+        model_sha256=outcome.model_sha256,
+        contract_hash=coordinator.sites.contract.hash,
+        pixels=RunPixels(form=coordinator.sites.pixels, unknown=tuple(coordinator.sites.sites_without_stated_pixels)),
+        classes_of_one_site=dict(coordinator.sites.classes_of_one_site),
+        versions=collect_software_versions(),
+        wire=WIRE_VERSION,
+        experiment=experiment.model_dump(mode="json"),
+        benefit=benefits,
+        start=tuple(start),
+        unlearned=dict(learning.unlearned),
+        maybe_unlearned=tuple(learning.unknown),
+    )
 
 
-def _summarize_pixels(coordinator: Coordinator) -> dict[str, Any]:
-    """Return the summary's entry on pixels: the form that all sites have, and the sites that do not state theirs."""
-    form = coordinator.sites.pixels
-    unknown = list(coordinator.sites.sites_without_stated_pixels)
-    return {"form": form and form.model_dump(mode="json"), "unknown": unknown}
+def _summarize_site(member: RunMember, setting: RunContext, coordinator: Coordinator, totals: RunTotals) -> SiteSummary:
+    answer, site = member.answer, member.answer.site
+    return SiteSummary(
+        classes=coordinator.sites.contract.sites[site],
+        train_samples=answer.train_samples,
+        validation_samples=unknown_count_to_none(answer.validation_samples),
+        positives=_read_positives(member, setting),
+        smallest_count=answer.smallest_count,
+        level=answer.level,
+        release=answer.release,
+        wire=member.wire,
+        bytes_up=coordinator.sites.bytes_up[site],
+        bytes_down=coordinator.sites.bytes_down[site],
+        seconds=totals.site_seconds[site],
+        epochs=totals.epochs[site],
+        arithmetic=totals.arithmetic.get(site, ""),
+    )
 
 
-def _summarize_counting_statistics(coordinator: Coordinator) -> dict[str, Any]:
+def _summarize_counting_statistics(coordinator: Coordinator) -> CountingStatistics:
     """Return the summary's entry on the sites whose statistics count at the end, and on claims that were lowered."""
     uncounted, answers = coordinator.uncounted_sites, coordinator.sites.answers
     lowered = coordinator.sites.lower_image_claims(uncounted)
-    return {
-        "counted": [site for site in answers if site not in uncounted],
-        "uncounted": uncounted,
-        "lowered": {
-            site: {"claimed": answers[site].train_samples, "counted": images} for site, images in lowered.items()
+    return CountingStatistics(
+        counted=tuple(site for site in answers if site not in uncounted),
+        uncounted=dict(uncounted),
+        lowered={
+            site: LoweredClaim(claimed=answers[site].train_samples, counted=images) for site, images in lowered.items()
         },
-    }
+    )
 
 
-def _summarize_privacy(experiment: Experiment, coordinator: Coordinator, totals: RunTotals) -> dict[str, Any] | None:
+def _summarize_privacy(
+    experiment: Experiment, coordinator: Coordinator, totals: RunTotals
+) -> PrivacyBudgetSpent | None:
     """Return the summary's entry on privacy, with the epsilon of each site that trained; None without privacy."""
     section = experiment.privacy
     if section.level == "none":
         return None
     epsilon = {site: totals.epsilon.get(site) for site in sorted(coordinator.sites.members) if totals.epochs[site]}
-    cost = {"level": section.level, "delta": section.delta, "accountant": section.accountant, "epsilon": epsilon}
+    cost = PrivacyBudgetSpent(level=section.level, delta=section.delta, accountant=section.accountant, epsilon=epsilon)
     if section.noise == "local":
         return cost
     protection = make_site_privacy_settings(coordinator.plan, coordinator.method.site, 1)
@@ -360,4 +389,5 @@ def _summarize_privacy(experiment: Experiment, coordinator: Coordinator, totals:
     round_alone = protection.noisy_steps_with_honest_sites(1)
     alone = replace(round_alone, count=round_alone.count * coordinator.plan.run.rounds)
     of_one = compute_epsilon([alone], section.delta, section.accountant)
-    return {**cost, "noise": section.noise, "honest_sites": section.honest_sites, "epsilon_of_one_share": of_one}
+    of_shares = {"noise": section.noise, "honest_sites": section.honest_sites, "epsilon_of_one_share": of_one}
+    return cost.model_copy(update=of_shares)

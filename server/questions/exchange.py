@@ -18,7 +18,7 @@ from polyclinic.common.wire.flower_messages import make_request
 from polyclinic.common.wire.records import Record
 from polyclinic.common.wire.secure_aggregation import STAGE_BY_REQUEST
 from polyclinic.common.wire.versions import WIRE_VERSION, is_record_in_version
-from polyclinic.strategies.engine.exchange import NOT_CONNECTED, decode_reply, send_and_receive
+from polyclinic.strategies.engine.exchange import NOT_CONNECTED_REASON, decode_reply, send_and_receive
 
 OLD_RELEASE = "its release does not know this question: install the coordinator's release there"
 
@@ -69,7 +69,7 @@ class QuestionExchange:
         """
         names = dict(self.registered()) if self.registered else {}
         versions = self.versions() if self.versions else {}
-        silent = dict.fromkeys(names.values(), NOT_CONNECTED)
+        silent = dict.fromkeys(names.values(), NOT_CONNECTED_REASON)
         asked = list[int]()
         for node in self.grid.get_node_ids():
             if is_record_in_version(type(record).__name__, versions.get(node, WIRE_VERSION)):

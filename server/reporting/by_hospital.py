@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from polyclinic.common.metrics.auroc import MIN_POSITIVES, ClassMetrics
 from polyclinic.common.metrics.calibration import ThresholdDecisions
-from polyclinic.server.runs.reader import RunSummary
+from polyclinic.server.runs.schema import RunSummary
 
 MAX_HOSPITALS = 12
 """Greatest number of hospitals in the table of hospitals and classes."""

@@ -13,7 +13,8 @@ from polyclinic.common.system.files import write_atomically
 from polyclinic.common.system.plain_text import format_count
 from polyclinic.server.reporting import run_claims
 from polyclinic.server.reporting.page import SHARED_VARIABLES, TEMPLATES_FOLDER
-from polyclinic.server.runs.reader import RunSummary, read_run
+from polyclinic.server.runs.reader import read_run
+from polyclinic.server.runs.schema import RunSummary
 from polyclinic.server.runs.tracking import flatten_settings
 
 MODEL_CARD_FILE = "MODEL_CARD.md"

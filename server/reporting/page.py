@@ -6,7 +6,7 @@ from pathlib import Path
 from polyclinic.common.metrics.auroc import MIN_POSITIVES, FinalTestSummary
 from polyclinic.common.reporting.page import TEMPLATE_VARIABLES, write_html_page
 from polyclinic.common.system.plain_text import format_count
-from polyclinic.server.runs.reader import RunSummary
+from polyclinic.server.runs.schema import RunSummary
 
 TEMPLATES_FOLDER = Path(__file__).parent / "templates"
 GROUP_TITLES = {  # kind of a group of classes -> its heading

@@ -27,7 +27,8 @@ from polyclinic.common.system.plain_text import (
 )
 from polyclinic.common.wire.flower_messages import APPROVAL_ERROR_MESSAGE
 from polyclinic.data.base.image_set import describe_skipped_images
-from polyclinic.server.runs.reader import RunFolderContent, RunSummary
+from polyclinic.server.runs.reader import RunFolderContent
+from polyclinic.server.runs.schema import RunClaims, RunSummary
 from polyclinic.server.runs.unlearned import NO_POSITIVE_REASON, describe_classes_of_unknown_learning
 
 CHANCE_AUROC = 0.5
@@ -46,27 +47,6 @@ WITHHELD_REASON = (
 STAYED_MASKED_REASON = "fewer sites tested it than a sum needs, so its counts stayed masked"
 THRESHOLDS_HEADING = "Thresholds chosen on validation images"
 """Heading of the page's table of thresholds."""
-
-
-@dataclass(frozen=True)
-class RunClaims:
-    """The claims that a run supports: page, terminal, Python and ``summary.json`` make these and no others.
-
-    Attributes:
-        result: The result in one sentence.
-        mean_auroc: The mean AUROC, over the classes that enough test images show; None if none can be given.
-        mean_auroc_error: Bound of its error; 0 if it is exact.
-        no_mean_because: Why there is no mean AUROC, as a clause; empty if there is one.
-        cautions: Limitations that are shown beside the result, most severe first.
-        limits: Further limitations.
-    """
-
-    result: str
-    mean_auroc: float | None
-    mean_auroc_error: float
-    no_mean_because: str
-    cautions: tuple[str, ...]
-    limits: tuple[str, ...]
 
 
 def make_run_claims(run: RunFolderContent) -> RunClaims:

@@ -27,7 +27,7 @@ from polyclinic.common.reporting.svg import (
 )
 from polyclinic.common.system.plain_text import NOT_APPLICABLE, format_number
 from polyclinic.server.reporting.page import AnnotatedClassGroup
-from polyclinic.server.runs.reader import PrototypeSimilarity, RoundFileLine, SiteSummary
+from polyclinic.server.runs.schema import PrototypeSimilarity, RoundFileLine, SiteSummary
 
 CHANCE_AUROC = 0.5
 MARKER_BAND = 0.76

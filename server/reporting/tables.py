@@ -15,7 +15,8 @@ from polyclinic.common.metrics.measured import ValueWithError, format_value_with
 from polyclinic.common.system.files import is_file
 from polyclinic.server.reporting.page import group_classes_by_annotation
 from polyclinic.server.reporting.run_claims import describe_run_result, list_prominent_limitations
-from polyclinic.server.runs.reader import RunFolderContent, RunSummary, read_run
+from polyclinic.server.runs.reader import RunFolderContent, read_run
+from polyclinic.server.runs.schema import RunSummary
 
 MAX_SITE_COLUMNS = 12
 """Greatest number of sites with a column each; if there are more, one column has the number of annotating sites."""

@@ -23,7 +23,8 @@ from polyclinic.common.system.files import (
 )
 from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.server.runs.live_status import SIGNED_OFF
-from polyclinic.server.runs.reader import RoundFileLine, parse_round_lines, read_rounds
+from polyclinic.server.runs.reader import parse_round_lines, read_rounds
+from polyclinic.server.runs.schema import RoundFileLine, RunSummary
 from polyclinic.server.runs.tracking import MetricsTracker, extract_final_test_scalars, extract_round_scalars
 
 RECEIPT_FILE = "receipt.json"
@@ -210,16 +211,16 @@ class RunFolder:
         elif remaining != lines:
             write_atomically(path, b"".join(remaining))
 
-    def append_round_line(self, line: Mapping[str, Any]) -> None:
+    def append_round_line(self, line: RoundFileLine) -> None:
         """Append the line of one round to ``rounds.jsonl``, and send its metrics to the trackers.
 
         If a finished run is continued, the line stays in memory until :meth:`replace_finished_results`.
         """
         if self._unwritten_rounds is None:
-            self._append_json_line("rounds.jsonl", line)
+            self._append_json_line("rounds.jsonl", line.to_json_object())
         else:
-            self._unwritten_rounds.append((format_as_json_text(line) + "\n").encode())
-        self._send_scalars_to_trackers(extract_round_scalars(line), line["round"])
+            self._unwritten_rounds.append((format_as_json_text(line.to_json_object()) + "\n").encode())
+        self._send_scalars_to_trackers(extract_round_scalars(line), line.round)
 
     def read_round_lines(self) -> tuple[RoundFileLine, ...]:
         """Return the lines of all rounds so far, also of rounds that are not written to the file yet."""
@@ -255,12 +256,12 @@ class RunFolder:
             if reason.startswith(SIGNED_OFF):
                 self._stopped[site] = reason
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: RunSummary) -> None:
         """Write ``summary.json`` of a run that ended, and send the test figures to the trackers."""
         self.replace_finished_results()  # no further round was needed
-        text = format_as_json_text(summary, indent=1) + "\n"
+        text = format_as_json_text(summary.to_json_object(), indent=1) + "\n"
         write_atomically(self.path / SUMMARY_FILE, text.encode())
-        self._send_scalars_to_trackers(extract_final_test_scalars(summary), summary["rounds"])
+        self._send_scalars_to_trackers(extract_final_test_scalars(summary.test), summary.rounds)
 
     def _send_scalars_to_trackers(self, values: Mapping[str, float], step: int) -> None:
         for tracker in self.trackers:

@@ -21,6 +21,7 @@ from polyclinic.common.system.terminal import (
     make_json_printer,
 )
 from polyclinic.common.wire.versions import StatedRelease
+from polyclinic.server.runs.notebook_bar import NotebookBar
 from polyclinic.strategies.engine.events import MissingReplyStatus, RollbackEvent, RoundRecord, describe_site_exclusion
 from polyclinic.strategies.engine.state import FederationState
 
@@ -205,6 +206,42 @@ class RunProgressEvents(SilentRunProgress):
         )
 
 
+class NotebookRunProgress(SilentRunProgress):
+    """Shows the rounds of one run in a notebook."""
+
+    def __init__(self, title: str) -> None:
+        super().__init__(title)
+        self._bar = NotebookBar()
+        self._opened = time.monotonic()
+
+    def show_note(self, sentence: str) -> None:
+        print(sentence)
+
+    def show_run_start(self, sites: Sequence[str], rounds: int, figure: str = "AUROC") -> None:
+        super().show_run_start(sites, rounds, figure)
+        self._show([f"{format_count_with_noun(len(sites), 'site')}, first round"])
+
+    def show_finished_round(self, record: RoundRecord, state: FederationState) -> None:
+        super().show_finished_round(record, state)
+        self._show(["  ".join(format_round_facts(record, self.figure))])
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Show the last state: how long it took, or that it stopped."""
+        self._show(["done" if kind is None else "stopped"], ended=True)
+
+    def _show(self, details: Sequence[str], *, ended: bool = False) -> None:
+        passed = format_hours_minutes_seconds(time.monotonic() - self._opened)
+        remaining = ""
+        if not ended and self.seconds_left is not None:
+            remaining = (
+                ", testing"
+                if self.round == self.rounds
+                else f", {format_hours_minutes_seconds(self.seconds_left)} left"
+            )
+        title = f"{self.title}: round {self.round} of {self.rounds}, {passed}{remaining}"
+        self._bar.show_bar(self.round, self.rounds, title, details, now=ended or self.round in (0, self.rounds))
+
+
 def choose_event_printer(progress_format: ProgressFormat) -> Tell | None:
     """Return the function that prints events to standard error in a format; None for formats without events."""
     if progress_format is ProgressFormat.lines:
@@ -225,9 +262,6 @@ def make_run_progress(progress_format: ProgressFormat, console: Console, title: 
         BadInput: If a bar is requested without a terminal.
     """
     if console.is_jupyter and not console.quiet:
-        # Imported here, because that module imports this one.
-        from polyclinic.server.runs.notebook_progress import NotebookRunProgress
-
         return NotebookRunProgress(title)
     progress_format = choose_progress_format(progress_format, console)
     if progress_format is ProgressFormat.bar:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:  # these imports are slow, and commands without a run do not n
     from tensorboardX.proto.event_pb2 import Event
 
     from polyclinic.common.config import Experiment
+    from polyclinic.common.metrics.auroc import FinalTestSummary
     from polyclinic.server.runs.folder import RunFolder
+    from polyclinic.server.runs.schema import RoundFileLine
 
 Ending = Literal["finished", "stopped", "interrupted"]
 DEFAULT_EXPERIMENT_NAME = "polyclinic"
@@ -87,49 +89,48 @@ def send_metrics_to_trackers(
 # ---------------------------------------------------------------------- figures
 
 
-def extract_round_scalars(line: Mapping[str, Any]) -> dict[str, float]:
-    """Return tag -> value for the metrics in a line of ``rounds.jsonl``; undefined ones are left out."""
-    accuracy, coordinator = line["test_accuracy"] or {}, line["coordinator"] or {}
+def extract_round_scalars(line: "RoundFileLine") -> dict[str, float]:
+    """Return tag -> value for the metrics of a round; undefined ones are left out."""
+    accuracy, coordinator = line.test_accuracy, line.coordinator
     figures = {
-        "loss/train": line["train_loss"],
-        "loss/validation": line["validation_loss"],
-        "auroc/validation": line["validation_auroc"],
-        "test accuracy/mean over sites": accuracy.get("mean"),
-        "test accuracy/over all images": accuracy.get("pooled"),
-        "loss/train, coordinator": coordinator.get("train_loss"),
-        "seconds/coordinator": coordinator.get("seconds"),
-        "sites/took part": len(line["sites"]),
-        "sites/absent": len(line["absent"]),
-        "bytes/up": line["bytes_up"],
-        "bytes/down": line["bytes_down"],
-        "seconds/round": line["seconds"],
+        "loss/train": line.train_loss,
+        "loss/validation": line.validation_loss,
+        "auroc/validation": line.validation_auroc,
+        "test accuracy/mean over sites": accuracy.mean if accuracy else None,
+        "test accuracy/over all images": accuracy.pooled if accuracy else None,
+        "loss/train, coordinator": coordinator.train_loss if coordinator else None,
+        "seconds/coordinator": coordinator.seconds if coordinator else None,
+        "sites/took part": len(line.sites),
+        "sites/absent": len(line.absent),
+        "bytes/up": line.bytes_up,
+        "bytes/down": line.bytes_down,
+        "seconds/round": line.seconds,
     }
-    for site, losses in line["site_losses"].items():
-        figures[f"site train loss/{site}"] = losses["train_loss"]
-        figures[f"site validation loss/{site}"] = losses["validation_loss"]
-    for site, seconds in line["site_seconds"].items():
+    for site, losses in line.site_losses.items():
+        figures[f"site train loss/{site}"] = losses.train_loss
+        figures[f"site validation loss/{site}"] = losses.validation_loss
+    for site, seconds in line.site_seconds.items():
         figures[f"site seconds/{site}"] = seconds
     return {tag: value for tag, value in figures.items() if value is not None}
 
 
-def extract_final_test_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return tag -> value for the metrics of the final test in ``summary.json``; undefined ones are left out."""
-    test = summary["test"]
+def extract_final_test_scalars(test: "FinalTestSummary") -> dict[str, float]:
+    """Return tag -> value for the metrics of the final test; undefined ones are left out."""
     figures = {
-        "test/mean auroc": test["mean_auroc"],
-        "test/mean auroc, shared classes": test["shared_classes"]["mean_auroc"],
-        "test/mean auroc, unique classes": test["unique_classes"]["mean_auroc"],
-        "test/mean average precision": test["mean_average_precision"],
-        "test/mean balanced accuracy": test["mean_balanced_accuracy"],
+        "test/mean auroc": test.mean_auroc,
+        "test/mean auroc, shared classes": test.shared_classes.mean_auroc,
+        "test/mean auroc, unique classes": test.unique_classes.mean_auroc,
+        "test/mean average precision": test.mean_average_precision,
+        "test/mean balanced accuracy": test.mean_balanced_accuracy,
     }
-    figures |= {f"test/mean {name}": value for name, value in test.get("mean_more", {}).items()}
-    multi_class = test["multi_class"] or {}
-    figures |= {f"test/{name}": multi_class.get(name) for name in ("accuracy", "sensitivity", "specificity", "f1")}
-    for name, result in test["per_class"].items():
-        figures[f"test auroc/{name}"] = result["auroc"]
-        figures[f"test average precision/{name}"] = result["average_precision"]
-        figures[f"test balanced accuracy/{name}"] = result["balanced_accuracy"]
-        figures |= {f"test {metric}/{name}": value for metric, value in result.get("more", {}).items()}
+    figures |= {f"test/mean {name}": value for name, value in test.mean_more.items()}
+    for name in ("accuracy", "sensitivity", "specificity", "f1"):
+        figures[f"test/{name}"] = getattr(test.multi_class, name, None)
+    for name, result in test.per_class.items():
+        figures[f"test auroc/{name}"] = result.auroc
+        figures[f"test average precision/{name}"] = result.average_precision
+        figures[f"test balanced accuracy/{name}"] = result.balanced_accuracy
+        figures |= {f"test {metric}/{name}": value for metric, value in result.more.items()}
     return {tag: value for tag, value in figures.items() if value is not None}
 
 

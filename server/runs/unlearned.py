@@ -9,7 +9,8 @@ from polyclinic.common.errors import BadInput
 from polyclinic.common.models.saved import read_model_description
 from polyclinic.common.system.files import is_file
 from polyclinic.common.system.plain_text import join_as_english_list, list_first_and_count_rest
-from polyclinic.server.runs.reader import RoundFileLine, RunFolderContent, read_run
+from polyclinic.server.runs.reader import RunFolderContent, read_run
+from polyclinic.server.runs.schema import RoundFileLine
 
 NOT_TRAINED_REASON = "no site that annotates it took part"
 STAYED_MASKED_REASON = "its head row stayed masked in every round, because fewer hospitals than smallest_cohort sent it"

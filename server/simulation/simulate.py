@@ -69,8 +69,9 @@ from polyclinic.server.simulation.backends.inline import import_client_app, run_
 from polyclinic.server.simulation.backends.ray_grid import SimulatedRunData, run_on_ray
 from polyclinic.server.simulation.backends.ray_process import RayDriverHandle, start_ray_driver
 from polyclinic.server.simulation.training_notes import describe_unlabelled_images, list_training_notes
-from polyclinic.strategies.engine.claims import SiteAdmissionLimits
+from polyclinic.strategies.engine.admission_limits import SiteAdmissionLimits
 from polyclinic.strategies.local.arithmetic import choose_number_format, copy_with_number_format
+from polyclinic.strategies.local.method_faults import find_contract_faults
 from polyclinic.strategies.local.plugin_calls import SiteLabels, find_plugin_faults, is_transform_repeatable
 from polyclinic.strategies.method_list import prefix_fault_with_file
 from polyclinic.strategies.methods.base import Method, find_missing_coordinator_images
@@ -209,7 +210,8 @@ class SimulationBackend:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
         with self._show_run_progress(folder.path) as watchers:
             summary = self._run_federation(run_context, experiment, watchers)
-        if self.method.site.has_global_model and len(data.test_images) and report_shows_sample_images(self.experiment):
+        has_images_to_show = len(data.test_images) and report_shows_sample_images(self.experiment)
+        if self.method.site.parts.has_global_model and has_images_to_show:
             network = load_model(folder.path)
             write_sample_images(folder.path, network, data.test_images, run_context.device, run_context.precision)
         return summary
@@ -381,7 +383,7 @@ def check_simulation_experiment(
             raise_faults(find_missing_mask_faults({"data": data.splits.train, "server_data": server_images}))
         raise_faults(find_missing_coordinator_images(method, data.server))
         classes = contract.class_names
-        keeps_norm = method.site.keeps_batch_norm_local
+        keeps_norm = method.site.parts.keeps_batch_norm_local
         raise_faults(find_plugin_network_faults(experiment.model_before_planning, len(classes), keeps_norm=keeps_norm))
         if keeps_norm and (sentence := describe_missing_batch_norm(experiment.model)):
             tell(sentence)
@@ -389,12 +391,12 @@ def check_simulation_experiment(
         labels = SiteLabels(
             fewest_classes=data.fewest_site_classes,
             has_unknown=data.has_unknown_labels,
-            has_rows_of_all_classes=method.site.declared_payload.rows == "all",
+            has_rows_of_all_classes=method.site.payload.rows == "all",
             is_pooled=method.site.pooled_missing_labels != "no",
         )
         raise_faults(find_plugin_faults(experiment, len(classes), missing, labels))
         if method.site.pooled_missing_labels == "no":
-            raise_faults(method.site.find_contract_faults(contract))
+            raise_faults(find_contract_faults(method.site, contract))
     except BadInput as error:
         raise BadInput(prefix_fault_with_file(file, fault) for fault in error.faults) from None
     if method.site.pooled_missing_labels == "no":

@@ -13,8 +13,8 @@ than three sites no update is shortened, because the median of two lengths does 
 
 Largest share: a site states its number of training images at the roll call, and nobody can check it; a billion images
 would dominate the mean. Counts are capped only if ``participation.largest_share`` is set: honest counts differ by any
-factor, so a default that fits every honest run would still allow a share of 99 %. A site with more than :data:`HEAVY`
-of all images is named in ``events.jsonl`` in any case.
+factor, so a default that fits every honest run would still allow a share of 99 %. A site with more than
+:data:`DOMINANT_SHARE` of all images is named in ``events.jsonl`` in any case.
 """
 
 import math
@@ -32,9 +32,9 @@ from polyclinic.strategies.aggregation.means import Float32
 
 Float64 = NDArray[np.float64]
 
-FEWEST = 3
-"""Smallest number of sites with a median length."""
-TRUNK, NORM, ROW = "trunk", "batch normalisation", "head row"
+MIN_SITES_FOR_MEDIAN = 3
+"""Smallest number of sites from whose lengths a median is taken."""
+TRUNK, NORM, HEAD_ROW = "trunk", "batch normalisation", "head row"
 
 Lengths = Mapping[str, float]
 """Part of an update -> its Euclidean length; for head rows, that of the longest row."""
@@ -47,7 +47,7 @@ def compute_update_part_norms(update: ModelGroups) -> dict[str, float]:
         if values is not None:
             lengths[part] = length
     if update.head is not None:
-        lengths[ROW] = float(_compute_head_row_norms(update.head).max(initial=0.0))
+        lengths[HEAD_ROW] = float(_compute_head_row_norms(update.head).max(initial=0.0))
     return lengths
 
 
@@ -65,7 +65,7 @@ def compute_median_part_norms(lengths: Iterable[Lengths]) -> dict[str, float]:
             sent.setdefault(part, []).append(length)
     medians = dict[str, float]()
     for part, values in sent.items():
-        if len(values) >= FEWEST:
+        if len(values) >= MIN_SITES_FOR_MEDIAN:
             medians[part] = statistics.median(values)
     return medians
 
@@ -92,8 +92,9 @@ def clip_update_by_median_norms(
         update = replace(update, trunk=_scale_array_in_float64(update.trunk, clip / long[TRUNK]))
     if NORM in long and update.norm is not None:
         update = replace(update, norm=_scale_array_in_float64(update.norm, clip / long[NORM]))
-    if ROW in long and update.head is not None:
-        head, bound = update.head, clip * medians[ROW]
+    if HEAD_ROW in long and update.head is not None:
+        head = update.head
+        bound = clip * medians[HEAD_ROW]
         rows = _compute_head_row_norms(head)  # (classes,)
         factors = np.minimum(1.0, bound / np.where(rows > 0, rows, 1.0))
         too_long = rows > bound  # a row that is not long keeps its very bits
@@ -120,7 +121,9 @@ def clip_long_updates(
     measured = dict[str, Lengths]()
     for site, reply in replies.items():
         measured[site] = lengths.get(site) or compute_update_part_norms(reply.update)
-    medians, result, done = compute_median_part_norms(measured.values()), dict(replies), dict[str, str]()
+    medians = compute_median_part_norms(measured.values())
+    result = dict(replies)
+    done = dict[str, str]()
     for site, reply in replies.items():
         update, sentence = clip_update_by_median_norms(reply.update, measured[site], medians, clip)
         if sentence:
@@ -155,7 +158,7 @@ def _compute_head_row_norms(head: Head) -> Float64:
     return np.asarray(np.sqrt(squares), np.float64)  # (classes,)
 
 
-HEAVY = 0.9
+DOMINANT_SHARE = 0.9
 """Share of all images above which one site dominates a run."""
 
 
@@ -185,4 +188,4 @@ def find_dominant_sites(images: Mapping[str, int]) -> dict[str, float]:
     """Return site -> its share of all images, for sites with a share above 90 %; empty in a run with one site."""
     total = sum(images.values())
     shares = {site: count / total for site, count in images.items()} if total and len(images) > 1 else {}
-    return {site: share for site, share in shares.items() if share > HEAVY}
+    return {site: share for site, share in shares.items() if share > DOMINANT_SHARE}

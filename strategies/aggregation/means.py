@@ -26,9 +26,9 @@ Float64 = NDArray[np.float64]
 HeadArrays = tuple[Float64, Float64, NDArray[np.bool_]]
 """Weight ``(classes, features)``, bias ``(classes,)``, and whether any site sent the row ``(classes,)``."""
 
-BLOCK = 2**15
+NUMBERS_PER_BLOCK = 2**15
 """Numbers added at a time: a quarter of a megabyte in float64, which stays in the processor's cache."""
-STRETCH, THREADS = 2**21, 2
+NUMBERS_PER_TASK, THREADS = 2**21, 2
 """Numbers in one thread's task, and number of threads; the order of additions does not depend on them."""
 
 Weighting = Literal["uniform", "samples"]
@@ -68,14 +68,14 @@ def run_in_blocks(n: int, work: Callable[[slice], None]) -> None:
     """Call ``work`` with consecutive slices that together cover ``n`` numbers; two threads share long arrays."""
 
     def run_block_range(begin: int) -> None:
-        for start in range(begin, min(begin + STRETCH, n), BLOCK):
-            work(slice(start, min(start + BLOCK, n)))
+        for start in range(begin, min(begin + NUMBERS_PER_TASK, n), NUMBERS_PER_BLOCK):
+            work(slice(start, min(start + NUMBERS_PER_BLOCK, n)))
 
-    if n <= STRETCH:
+    if n <= NUMBERS_PER_TASK:
         run_block_range(0)
         return
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(run_block_range, range(0, n, STRETCH)))
+        list(pool.map(run_block_range, range(0, n, NUMBERS_PER_TASK)))
 
 
 # ---------------------------------------------------------------------- means of flat arrays
@@ -132,7 +132,8 @@ class RunningMean(FlatMean):
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self.weight, self._sum = 0.0, np.zeros(size, np.float64)
+        self.weight = 0.0
+        self._sum = np.zeros(size, np.float64)
 
     def add_array(self, array: Float32, weight: float) -> None:
         """Add an array with a weight; weights need not sum to one."""
@@ -162,7 +163,9 @@ class BlockwiseMean(FlatMean):
     """
 
     def __init__(self, weighted: Sequence[tuple[Float32, float]]) -> None:
-        first, self._weighted, total = weighted[0][0], weighted, 0.0
+        first = weighted[0][0]
+        self._weighted = weighted
+        total = 0.0
         super().__init__(len(first))
         for array, weight in weighted:
             if array.shape != first.shape:
@@ -232,12 +235,13 @@ def average_head_rows(heads: Sequence[Head], row_weights: Sequence[Float64]) -> 
 
 
 class WholeHeadMean:
-    """The weighted mean of whole heads, whose rows have the width ``features``: every site sends every row (FedAvg)."""
+    """The weighted mean of heads of which every site sends all rows (FedAvg)."""
 
     def __init__(self, class_names: Sequence[str], features: int) -> None:
         self._names = tuple(class_names)
         self._weight = np.zeros((len(self._names), features), np.float64)
-        self._bias, self._total = np.zeros(len(self._names), np.float64), 0.0
+        self._bias = np.zeros(len(self._names), np.float64)
+        self._total = 0.0
 
     def add(self, head: Head, share: float) -> None:
         """Add a site's update of the head with weight ``share``.
@@ -296,7 +300,9 @@ class UpdateMeans:
         Batch normalisation gets the plain mean update, because a running variance has no gradient. A head row that no
         site sent is unchanged, and so are the moments of that row.
         """
-        trunk, norm, head = self.model.trunk, self.model.norm, self.model.head
+        trunk = self.model.trunk
+        norm = self.model.norm
+        head = self.model.head
         if self.trunk:
             step, moments = compute_server_step(optimizer, self.trunk.mean, moments, "trunk")
             trunk = add_update_to_values(trunk, step)

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from polyclinic.common.models.state import ModelState
 from polyclinic.common.wire.records import ModelGroups
 from polyclinic.strategies.aggregation.means import (
-    BLOCK,
+    NUMBERS_PER_BLOCK,
     BlockwiseMean,
     Float32,
     Float64,
@@ -39,7 +39,7 @@ from polyclinic.strategies.aggregation.means import (
 
 Kind = Literal["coordinate_median", "trimmed_mean", "krum"]
 
-KEYS: dict[str, tuple[str, ...]] = {
+KEYS_OF_KIND: dict[str, tuple[str, ...]] = {
     "coordinate_median": (),
     "trimmed_mean": ("fraction",),
     "krum": ("byzantine", "keep"),
@@ -73,7 +73,7 @@ class RobustMeanRule(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_keys_of_other_kinds(self) -> "RobustMeanRule":
-        if others := sorted(self.model_fields_set - {"kind", *KEYS[self.kind]}):
+        if others := sorted(self.model_fields_set - {"kind", *KEYS_OF_KIND[self.kind]}):
             raise ValueError(f"{', '.join(others)} is no key of {self.kind}")
         return self
 
@@ -195,8 +195,8 @@ def compute_squared_site_distances(parts: Sequence[Sequence[Float32]]) -> Float6
     sites = len(parts[0])
     total = np.zeros((sites, sites), np.float64)
     for part in parts:
-        for start in range(0, len(part[0]), BLOCK):
-            values = _stack_site_blocks(part, slice(start, start + BLOCK))
+        for start in range(0, len(part[0]), NUMBERS_PER_BLOCK):
+            values = _stack_site_blocks(part, slice(start, start + NUMBERS_PER_BLOCK))
             for site in range(sites - 1):
                 total[site, site + 1 :] += np.square(values[site + 1 :] - values[site]).sum(axis=1)
     return total + total.T
@@ -228,8 +228,8 @@ def compute_update_inner_products(updates: Sequence[ModelGroups]) -> Float64:
     products = np.zeros((len(updates), len(updates)))
     for group in named[0]:
         flat = [arrays[group].reshape(-1) for arrays in named]
-        for start in range(0, len(flat[0]), BLOCK):
-            block = np.stack([values[start : start + BLOCK] for values in flat]).astype(np.float64)
+        for start in range(0, len(flat[0]), NUMBERS_PER_BLOCK):
+            block = np.stack([values[start : start + NUMBERS_PER_BLOCK] for values in flat]).astype(np.float64)
             products += np.einsum("in,jn->ij", block, block)
     return products
 

@@ -55,7 +55,8 @@ def compute_server_step(
         first = spec.beta1 * before + update
         return lr * first, {**moments, f"{group}.first": first}
     first = spec.beta1 * before + (1 - spec.beta1) * update
-    second, square = moments.get(f"{group}.second", np.full_like(update, spec.tau**2)), update**2
+    second = moments.get(f"{group}.second", np.full_like(update, spec.tau**2))
+    square = update**2
     if spec.kind == "adam":
         second = spec.beta2 * second + (1 - spec.beta2) * square
     else:

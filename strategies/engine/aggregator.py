@@ -64,12 +64,14 @@ class StreamingAggregator:
         head_mean: HeadMean,
         storage: "UpdateStorage | None" = None,
     ) -> None:
-        self._means, self._weighting = RunningUpdateMeans(model, head_mean), weighting
-        self._next, self._waiting = deque(sorted(sites)), StoredSiteUpdates(storage or UpdateStorage())
+        self._means = RunningUpdateMeans(model, head_mean)
+        self._weighting = weighting
+        self._next = deque(sorted(sites))
+        self._waiting = StoredSiteUpdates(storage or UpdateStorage())
         self._weights: dict[str, float] = {}
 
     def collect_update(self, reply: TrainReply) -> TrainReply:
-        """Add a reply's update to the means, or store it until its turn by site name; return the reply without it."""
+        """Add a reply's update to the means, or store it until its turn; return the reply without the update."""
         self._weights[reply.site] = compute_site_weight(reply, self._weighting)
         self._waiting.store_update(reply.site, reply.update, briefly=self._next[0] == reply.site)
         self._add_next_updates()
@@ -81,7 +83,7 @@ class StreamingAggregator:
         self._add_next_updates()
 
     def restore_stored_updates(self, replies: Mapping[str, TrainReply]) -> Mapping[str, TrainReply]:
-        """Return the replies as they are, without updates: the updates were added to the means and are not stored."""
+        """Return the replies unchanged; their updates are already in the means, and are not stored."""
         return replies
 
     def compute_update_means(self, context: RoundContext, replies: Mapping[str, TrainReply]) -> MergedUpdates:
@@ -111,7 +113,9 @@ class BufferedAggregator:
     """
 
     def __init__(self, method: Method, model: ModelState, storage: "UpdateStorage | None" = None) -> None:
-        self._method, self._model, self._waiting = method, model, StoredSiteUpdates(storage or UpdateStorage())
+        self._method = method
+        self._model = model
+        self._waiting = StoredSiteUpdates(storage or UpdateStorage())
 
     def collect_update(self, reply: TrainReply) -> TrainReply:
         """Store the update of an accepted reply; return the reply without it."""
@@ -162,7 +166,7 @@ def get_update_norm_limit(
     There is no limit if the experiment has ``clip = "off"``, if every site trains alone, if all images are pooled at
     one site, or if updates are masked.
     """
-    averaged = not method.trains_alone and method.pooled_missing_labels == "no" and not privacy.secure_aggregation
+    averaged = not method.parts.trains_alone and method.pooled_missing_labels == "no" and not privacy.secure_aggregation
     return participation.clip if averaged and participation.clip != "off" else None
 
 
@@ -175,7 +179,8 @@ def merge_updates(
         model: The model that the sites started from.
         replies: Accepted replies, in the order of site names.
     """
-    parameters, weights = method.site.parameters, list[float]()
+    parameters = method.site.parameters
+    weights = list[float]()
     for reply in replies.values():
         weights.append(compute_site_weight(reply, parameters.weighting))
     if parameters.mean is not None:
@@ -209,7 +214,7 @@ def _apply_mean_updates(
     return method.finalize(server_round, *means.apply_server_optimizer(optimizer, moments))
 
 
-UNTRAINED = 10.0
+REJECTED_LENGTH_FACTOR = 10.0
 """An update longer than this multiple of the limit is rejected, because no training changes a model so much."""
 
 
@@ -236,7 +241,8 @@ def add_sequential_site_update(
     """Add one site's update to a model, shortened to at most ``clip`` times the median length of the sites' updates.
 
     The median is over each site's last accepted update. With fewer than three such updates, the limit for each part is
-    the length of the same part of the model. An update longer than :data:`UNTRAINED` (10) times the limit is rejected.
+    the length of the same part of the model. An update longer than :data:`REJECTED_LENGTH_FACTOR` (10) times the limit
+    is rejected.
 
     Args:
         model: The model that the site received.
@@ -246,11 +252,12 @@ def add_sequential_site_update(
     """
     done = ""
     if clip is not None:
-        own, usual = compute_update_part_norms(reply.update), compute_median_part_norms(lengths.values())
+        own = compute_update_part_norms(reply.update)
+        usual = compute_median_part_norms(lengths.values())
         if not usual:
             of_model = compute_update_part_norms(ModelGroups.from_model(model))
             usual = {part: length / clip for part, length in of_model.items() if length}
-        if (times := max(divide_norms_by_medians(own, usual).values(), default=0.0)) > UNTRAINED * clip:
+        if (times := max(divide_norms_by_medians(own, usual).values(), default=0.0)) > REJECTED_LENGTH_FACTOR * clip:
             reason = f"its update is {times:.3g} times as long as usual: no training moves so far"
             return SequentialSiteResult(model, lengths, reason=reason)
         update, done = clip_update_by_median_norms(reply.update, own, usual, clip)
@@ -263,9 +270,13 @@ def add_sequential_site_update(
 MAX_UPDATE_BYTES_IN_MEMORY = 2**29
 """Largest number of bytes of updates in memory in a simulation, where a file would cost time and save little."""
 MAX_UPDATE_BYTES_IN_MEMORY_OVER_NETWORK = 2**25
-"""The same over the network: so the coordinator's memory does not grow with the number of hospitals."""
-MOST_OPEN_FILES = 128
-"""Most updates that are each mapped from a file of its own, which takes two descriptors; 1,024 are a common limit."""
+"""Largest number of bytes of updates in memory in a run over the network.
+
+The coordinator's memory then does not grow with the number of hospitals.
+"""
+MAX_MAPPED_UPDATES = 128
+"""Largest number of updates that are each mapped from a file. A file takes two of a process's descriptors, which are
+often limited to 1,024."""
 
 
 @dataclass(frozen=True)
@@ -286,9 +297,12 @@ class StoredSiteUpdates(Mapping[str, ModelGroups]):
     """Stored updates by site: in memory as far as the storage allows; the trunks of further updates are in a file."""
 
     def __init__(self, storage: UpdateStorage) -> None:
-        self._folder, self._updates, self._bytes = storage.folder, dict[str, ModelGroups](), 0
+        self._folder = storage.folder
+        self._updates = dict[str, ModelGroups]()
+        self._bytes = 0
         self._in_memory = MAX_UPDATE_BYTES_IN_MEMORY if storage.in_memory is None else storage.in_memory
-        self._file, self._places = TrunkSpillFile(storage.folder), dict[str, slice]()
+        self._file = TrunkSpillFile(storage.folder)
+        self._places = dict[str, slice]()
 
     def store_update(self, site: str, update: ModelGroups, *, briefly: bool = False) -> None:
         """Store a site's update in memory, or the update's trunk on disk if memory is full.
@@ -302,7 +316,7 @@ class StoredSiteUpdates(Mapping[str, ModelGroups]):
             self.pop_update(site)
         trunk = update.trunk
         size = _count_trunk_bytes(update)
-        fits = self._bytes + size <= self._in_memory if size else len(self._updates) < MOST_OPEN_FILES
+        fits = self._bytes + size <= self._in_memory if size else len(self._updates) < MAX_MAPPED_UPDATES
         if trunk is not None and trunk.size and not briefly and not fits:
             place = self._file.append_trunk(trunk)
             if place is not None:
@@ -320,7 +334,8 @@ class StoredSiteUpdates(Mapping[str, ModelGroups]):
         return update
 
     def __getitem__(self, site: str) -> ModelGroups:
-        update, place = self._updates[site], self._places.get(site)
+        update = self._updates[site]
+        place = self._places.get(site)
         return update if place is None else replace(update, trunk=self._file.read_trunk(place))
 
     def __iter__(self) -> Iterator[str]:

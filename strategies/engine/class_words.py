@@ -1,8 +1,8 @@
-"""Questions about the sites' words before round 1: two words that may be one class, and classes of one site alone.
+"""Questions about class names before round 1: two names that may mean one class, and classes of only one site.
 
-A hospital's word is never changed by guess. Two words that look like one class would become two classes of the model:
-the site whose word counts less is left out until its staff maps the word, or the coordinator says that they are two.
-A class that one site alone annotates is legitimate, so that nobody is left out; coordinator and site are asked.
+No class name is changed by a guess. Two names of one class would become two classes of the model. So one of their sites
+is left out until its staff maps its name to the other one, or the coordinator states that they are two classes.
+A class of only one site is legitimate, so its site stays; coordinator and site are only asked about it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,12 +14,12 @@ from polyclinic.common.errors import Fault, quote_names
 from polyclinic.common.system.plain_text import format_as_json_text
 from polyclinic.common.vocabulary import CLASS_PLACEHOLDER, format_synonym_line
 from polyclinic.data.base.names import make_class_spelling_key
-from polyclinic.strategies.engine.claims import SiteAdmissionLimits, list_admitted_classes
+from polyclinic.strategies.engine.admission_limits import SiteAdmissionLimits, list_admitted_classes
 
 
 @dataclass(frozen=True)
 class CoordinatorWords:
-    """What the coordinator has said about class names.
+    """The coordinator's statements about class names.
 
     Attributes:
         listed: The names in the lists of classes by which sites were admitted (``flwr-server admit --classes``).
@@ -66,8 +66,8 @@ class AlikeClasses:
 def find_alike_classes(declarations: Sequence[LabelDeclaration], words: CoordinatorWords) -> list[AlikeClasses]:
     """Return the pairs of class names of different sites that may be one class in two words.
 
-    Two names that one site annotates are two classes. Of a pair, the name counts that the coordinator has listed; else
-    that of more sites; on a tie that of the site that was admitted first.
+    Two names that one site annotates are two classes. In a pair, the name in the coordinator's lists is the one that
+    counts in the run; otherwise the name that more sites use; on a tie that of the site that was admitted first.
 
     Args:
         declarations: The sites' labels, in the order in which the sites were admitted.
@@ -117,8 +117,8 @@ class AlikeClassFault(Fault):
 def find_alike_class_faults(declarations: Sequence[LabelDeclaration], words: CoordinatorWords) -> list[AlikeClassFault]:
     """Return a fault for each word of a site that may mean another site's class.
 
-    The lines of all remedies can be written together, because a word is mapped once: to the name that counts most among
-    those that it may mean. :func:`add_distinct_line` adds the coordinator's line for all words.
+    Each word is mapped once, to the first in rank of the names that it may mean. So the lines of all remedies can be
+    written into one file. :func:`add_distinct_line` adds the coordinator's line for all words.
 
     Args:
         declarations: The sites' labels, in the order in which the sites were admitted.
@@ -159,7 +159,8 @@ def list_alike_words(faults: Iterable[Fault]) -> list[str]:
 
 def add_distinct_line(faults: Sequence[Fault], words: CoordinatorWords) -> list[Fault]:
     """Return the faults with one line ``distinct_classes`` for all words, in the last fault that asks for it."""
-    distinct, faults = list_alike_words(faults), list(faults)
+    distinct = list_alike_words(faults)
+    faults = list(faults)
     last = max((place for place, fault in enumerate(faults) if isinstance(fault, AlikeClassFault)), default=None)
     if last is not None:
         each = "" if len(distinct) == 1 else " If all of these words are classes of their own, it is"
@@ -182,7 +183,8 @@ def describe_alike_classes_to_others(faults: Iterable[Fault]) -> dict[str, str]:
 def choose_one_meaning(pairs: Sequence[AlikeClasses]) -> list[AlikeClasses]:
     """Return one pair for each word: with the name that counts among all names that the word may mean.
 
-    Where that name may itself be another class's word, the class counts (``lympho``, ``Lymphozyt``, ``Lymphocyte``).
+    If that name may itself mean another class, the word is paired with the other class: ``lympho`` with
+    ``Lymphocyte``, not with ``Lymphozyt``.
 
     Args:
         pairs: Pairs as :func:`find_alike_classes` returns them; the name of a pair counts more than the other.
@@ -204,7 +206,7 @@ def choose_one_meaning(pairs: Sequence[AlikeClasses]) -> list[AlikeClasses]:
 
 
 def find_classes_of_one_site(contract: LabelContract, words: CoordinatorWords) -> dict[str, str]:
-    """Return class -> site for the classes that one of several sites alone annotates, and nobody has confirmed."""
+    """Return class -> site, for classes of only one of several sites that the coordinator has not confirmed."""
     return {
         name: contract.annotating_sites(name)[0] for name in contract.unique_classes if not words.settles_class(name)
     }
@@ -229,7 +231,7 @@ def describe_classes_of_one_site(classes: Mapping[str, str], words: CoordinatorW
 
 
 def describe_own_classes_to_site(own_names: Mapping[str, str], run_classes: Collection[str]) -> str:
-    """Return the question to a site that alone annotates some classes.
+    """Return the question to a site about the classes that no other site annotates.
 
     Args:
         own_names: Class -> the site's own word for it, of these classes.

@@ -21,7 +21,7 @@ from polyclinic.common.contract_points import (
 from polyclinic.common.errors import Fault
 from polyclinic.common.pixel_contract import PixelTerms
 from polyclinic.data.base.names import make_class_spelling_key
-from polyclinic.strategies.engine.claims import SiteAdmissionLimits, find_admission_place
+from polyclinic.strategies.engine.admission_limits import SiteAdmissionLimits, find_admission_place
 from polyclinic.strategies.engine.class_words import (
     CoordinatorWords,
     add_distinct_line,
@@ -37,7 +37,7 @@ from polyclinic.strategies.methods.base import Method
 
 @dataclass(frozen=True)
 class ContractComparison:
-    """The points of the contract of all sites that answered.
+    """The result of a comparison of all sites that answered.
 
     Attributes:
         points: Site -> its points, in the order in which the sites were admitted.
@@ -62,7 +62,8 @@ def compare_sites_with_plan(
         distinct_classes: Classes of which the coordinator says that they are no other class in other words.
     """
     ordered = sorted(members, key=lambda member: find_admission_place(member.answer.site, limits))
-    words, pixels = CoordinatorWords.from_limits(limits, distinct_classes), PixelTerms.from_plan(plan)
+    words = CoordinatorWords.from_limits(limits, distinct_classes)
+    pixels = PixelTerms.from_plan(plan)
     terms = RollCallTerms(plan, method, limits, words, pixels)
     site_faults, question = _ask_about_words(ordered, terms.collect_faults(ordered), terms)
     classes = ", ".join(plan.vocabulary) if plan.vocabulary else ""
@@ -73,7 +74,8 @@ def compare_sites_with_plan(
 
     points = dict[str, tuple[ContractPoint, ...]]()
     for member in ordered:
-        answer, site = member.answer, member.answer.site
+        answer = member.answer
+        site = member.answer.site
         counts = f"{answer.train_samples:,} training images, {answer.patients:,} patients"
         limit = limits[site].images if site in limits else 0
         points[site] = (
@@ -89,9 +91,9 @@ def compare_sites_with_plan(
 def _ask_about_words(
     ordered: Sequence[RunMember], site_faults: Sequence[SiteFault], terms: RollCallTerms
 ) -> tuple[list[SiteFault], str]:
-    """Return the faults, and the coordinator's question about classes of one site; one of both has the line to write.
+    """Return the faults, and the coordinator's question about classes of only one site.
 
-    A word that has a fault is no class of one site.
+    The line ``distinct_classes`` for the experiment is in one of the two texts. A word with a fault is not asked about.
     """
     faults = [each.fault for each in site_faults]
     declarations = [member.label_declaration for member in ordered]

@@ -8,6 +8,7 @@ round evaluates the last model. Flower's own loop needs two exchanges in each ro
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -21,6 +22,7 @@ from polyclinic.common.models.state import FrozenPart, ModelState, ModelStateLay
 from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.wire.records import NO_ARRAYS, EvaluateReply, TrainReply, have_equal_arrays
 from polyclinic.data.base.image_set import DatasetSplits
+from polyclinic.strategies.engine.admission_limits import ClaimsBySite
 from polyclinic.strategies.engine.aggregator import (
     Aggregator,
     UpdateStorage,
@@ -28,7 +30,6 @@ from polyclinic.strategies.engine.aggregator import (
     make_aggregator,
     update_global_model,
 )
-from polyclinic.strategies.engine.claims import ClaimsBySite
 from polyclinic.strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord, RunCallbacks
 from polyclinic.strategies.engine.exchange import (
     ExchangeReplies,
@@ -53,7 +54,7 @@ from polyclinic.strategies.engine.layers import (
 from polyclinic.strategies.engine.membership import Registered, RunMembership, SiteProcesses
 from polyclinic.strategies.engine.secure_aggregation import SecureAggregationLayer
 from polyclinic.strategies.engine.state import (
-    FEWEST_TO_OUTVOTE,
+    MIN_SITES_TO_OUTVOTE,
     FederationState,
     find_uncounted_sites,
     is_state_dict,
@@ -91,7 +92,6 @@ class Coordinator:
         state: The coordinator's state after the last round.
         last_validation: The sites' validation figures of the current model.
         requests: Requests of the round's training or evaluation, from its configuration to its aggregation.
-        layers: The optional layers that this run uses around its rounds, outermost first.
         grid: Flower's connection to the sites; set when the run starts.
         deadline_s: Seconds after which an exchange ends without the sites that have not replied.
         criterion: The criterion by which the best model is chosen.
@@ -112,7 +112,8 @@ class Coordinator:
         frozen: FrozenPart | None = None,
     ) -> None:
         self.method, self.plan, self.participation, self.run = method, plan, participation, run
-        self.callbacks, self._storage = callbacks or RunCallbacks(), storage or UpdateStorage()
+        self.callbacks = callbacks or RunCallbacks()
+        self._storage = storage or UpdateStorage()
         if plan.model.train != "all" and (frozen is None or frozen.sha256 != plan.model.frozen_sha256):
             raise ValueError("the plan's model has a frozen part; pass it as frozen, and name its hash in the plan")
         self.frozen = None if frozen is None else FrozenModelPartDelivery(frozen)
@@ -124,25 +125,26 @@ class Coordinator:
         self.grid: Grid
         self.deadline_s = participation.round_deadline_s
         self.criterion = method.site.choose_selection_criterion(plan.evaluation)
-        self._set_round_layers(self._iterate_round_layers())
+        self._variance_slices: Sequence[slice] = ()
         self._resumed: FederationState | None = None
         self._lowered: dict[str, int] = {}  # claims that the callbacks know to be lowered
         self._plan_json = plan.model_dump_json()
 
-    def _iterate_round_layers(self, variances: Sequence[slice] = ()) -> Iterator[CoordinatorRoundLayer]:
-        """Yield the optional layers that this run uses around its rounds, such as secure aggregation.
+    @cached_property
+    def layers(self) -> tuple[CoordinatorRoundLayer, ...]:
+        """Return the optional layers that this run uses around its rounds, outermost first; made at their first use."""
+        return tuple(self._iterate_round_layers())
 
-        Args:
-            variances: Slices of the batch normalisation values that hold running variances; empty if not yet known.
-        """
+    def _iterate_round_layers(self) -> Iterator[CoordinatorRoundLayer]:
+        """Yield the optional layers that this run uses around its rounds, such as secure aggregation."""
         privacy = self.plan.privacy
-        if variances and privacy.level == "none":  # noise may make one negative
-            yield RunningVarianceCheckLayer(variances)
+        if self._variance_slices and privacy.level == "none":  # noise may make one negative
+            yield RunningVarianceCheckLayer(self._variance_slices)
         yield ImageClaimLayer(self)
         if privacy.secure_aggregation:
             yield SecureAggregationLayer(self)
         clip = get_update_norm_limit(self.method.site, self.participation, privacy)
-        if clip is not None and not self.method.site.sequential:
+        if clip is not None and not self.method.site.traits.sequential:
             bound = UpdateNormBoundLayer(clip)
             if privacy.level == "none":
                 yield RollbackLayer(self, bound)
@@ -150,11 +152,11 @@ class Coordinator:
         if self.participation.largest_share < 1:
             yield ImageShareCapLayer(self.participation.largest_share)
 
-    def _set_round_layers(self, layers: Iterable[CoordinatorRoundLayer]) -> None:
-        self.layers = tuple(layers)
-        self._updates_in_replies = all(layer.updates_in_replies for layer in self.layers)
-        site = self.method.site
-        self._buffered = site.weighs_updates or site.reads_updates or any(layer.buffered for layer in self.layers)
+    @property
+    def _needs_all_updates(self) -> bool:
+        """True if all updates of a round must arrive before any is merged."""
+        traits = self.method.site.traits
+        return traits.weighs_updates or traits.reads_updates or any(layer.buffered for layer in self.layers)
 
     def fix_run_model_layout(self, layout: ModelStateLayout) -> LabelContract:
         """Fix the order and shapes of the model's values; refuse sites whose software would build another model.
@@ -162,7 +164,8 @@ class Coordinator:
         Returns:
             The label contract of the remaining sites: the run's classes, and the classes that each site annotates.
         """
-        self._set_round_layers(self._iterate_round_layers(layout.running_variance_slices))
+        assert "layers" not in vars(self), "the layers are of the model's layout, which comes first"
+        self._variance_slices = layout.running_variance_slices
         return self.sites.fix_run_model_layout(layout.layout_sha256)
 
     def receive_coordinator_images(self, own: DatasetSplits, class_names: tuple[str, ...], device: str) -> None:
@@ -191,17 +194,18 @@ class Coordinator:
 
         None if the last model is the result, if each site chooses its own best round, or if no model is validated yet.
         """
-        chooses = self.method.site.selection == "federation" and self.plan.evaluation.checkpoint == "best"
+        chooses = self.method.site.traits.selection == "federation" and self.plan.evaluation.checkpoint == "best"
         return self.state.best_round if chooses and self.state.best_round >= 0 else None
 
     @property
     def reason_for_last_model(self) -> str:
         """Return why the experiment's choice of the best model did not take place; empty if it did."""
-        chooses = self.method.site.selection == "federation" and self.plan.evaluation.checkpoint == "best"
-        members, judges = self._count_participants(), len(self.state.best_losses)
-        if not chooses or (self.state.best_round >= 0 and not judges < FEWEST_TO_OUTVOTE <= members):
+        chooses = self.method.site.traits.selection == "federation" and self.plan.evaluation.checkpoint == "best"
+        members = self._count_participants()
+        judges = len(self.state.best_losses)
+        if not chooses or (self.state.best_round >= 0 and not judges < MIN_SITES_TO_OUTVOTE <= members):
             return ""
-        if members < FEWEST_TO_OUTVOTE:
+        if members < MIN_SITES_TO_OUTVOTE:
             remedy = "give a hospital validation images with known labels"
             return (
                 f"no hospital sent a validation figure. The last model is the result. To have a round chosen, {remedy}"
@@ -210,7 +214,9 @@ class Coordinator:
         model = "last model" if is_last else f"model of round {self.result_round}"
         figure = "Dice" if is_segmentation(self.plan.model.task) else "AUROC"
         measure = figure if self.state.criterion == "auroc" else "loss"
-        few = f"fewer than {FEWEST_TO_OUTVOTE} of {members} hospitals sent a validation {measure} to compare rounds by"
+        few = (
+            f"fewer than {MIN_SITES_TO_OUTVOTE} of {members} hospitals sent a validation {measure} to compare rounds by"
+        )
         rule = f"and one hospital alone must not choose. The {model} is the result"
         remedy = (
             "give more hospitals validation images with known labels, of policy.smallest_count patients or more: a"
@@ -227,7 +233,7 @@ class Coordinator:
         return f"{few}, {rule}. To have a round chosen, {remedy}"
 
     def _count_participants(self) -> int:
-        """Return the number of members without those that are excluded, or of which no reply counts."""
+        """Return the number of members that are neither excluded nor without any accepted reply."""
         return len(self.sites.members.keys() - self.uncounted_sites.keys())
 
     def make_final_round_context(self) -> RoundContext:
@@ -273,7 +279,8 @@ class Coordinator:
             BadInput: If the labels contradict one another, the method does not fit them, or the initial model does not
                 fit the run's network and classes.
         """
-        self.grid, self.deadline_s = grid, self.participation.round_deadline_s if timeout is None else timeout
+        self.grid = grid
+        self.deadline_s = self.participation.round_deadline_s if timeout is None else timeout
         if not self.sites.members:
             connected = len(list(grid.get_node_ids()))
             contract = self.sites.call_roll(grid, max(connected, self.participation.min_sites, 1))
@@ -281,7 +288,8 @@ class Coordinator:
             self.fix_run_model_layout(make_model_layout(network))
         as_state_dict = is_state_dict(initial_arrays)
         initial = read_global_model(initial_arrays, self.sites.contract.class_names, self.plan)
-        self.state, result = self._resumed or make_initial_state(self.method.site, initial), Result()
+        self.state = self._resumed or make_initial_state(self.method.site, initial)
+        result = Result()
         del initial, initial_arrays  # two models, which would stay in memory for the whole run
         if not self.state.round:
             self._prepare_before_rounds()
@@ -297,7 +305,8 @@ class Coordinator:
                     messages = self.configure_evaluate()
                     self.aggregate_evaluate(self.exchange_messages(messages, "evaluate", self.state.round))
             except RoundRepetition as repetition:  # the round is done again
-                self.state, self.last_validation = repetition.state, self.callbacks.on_state_reset(repetition.state)
+                self.last_validation = self.callbacks.on_state_reset(repetition.state)
+                self.state = repetition.state
                 continue
             break
         model = self.result_model
@@ -309,7 +318,8 @@ class Coordinator:
 
     def _should_stop_early(self) -> bool:
         """Return True if the best model is older than ``evaluation.patience`` rounds, so that the run ends early."""
-        patience, best = self.plan.evaluation.patience, self.state.best_round
+        patience = self.plan.evaluation.patience
+        best = self.state.best_round
         return patience is not None and best >= 0 and self._newest_validated_round - best >= patience
 
     @property
@@ -331,8 +341,10 @@ class Coordinator:
         chosen = self.sites.draw_training_sites(server_round, self.state.excluded)
         for layer in self.layers:
             chosen = layer.filter_sites_of_round(chosen)
-        uncounted, messages = self.uncounted_sites, list[Message]()
+        update_in_reply = all(layer.updates_in_replies for layer in self.layers)
+        uncounted = self.uncounted_sites
         statistics = self.method.statistics_for(requests.context)
+        messages = list[Message]()
         for site in chosen:
             of_site = statistics(site)
             if site in uncounted:
@@ -340,8 +352,7 @@ class Coordinator:
                 others = uncounted.keys() - {site}
                 context = self.sites.make_round_context(server_round, self.state.statistics, others)
                 of_site = self.method.statistics_for(context)(site)
-            update = self._updates_in_replies
-            messages.append(requests.make_train_message(site, self.state.model, of_site, update=update))
+            messages.append(requests.make_train_message(site, self.state.model, of_site, update=update_in_reply))
         return messages
 
     def _begin_round(self, server_round: int, grid: Grid) -> None:
@@ -361,9 +372,12 @@ class Coordinator:
         Raises:
             TooFewSites: If fewer than ``min_sites`` replies count.
         """
-        requests, before = self.requests, self.state.model
+        requests = self.requests
+        before = self.state.model
         context = requests.context
-        aggregator = make_aggregator(self.method, before, requests.expected, self._storage, buffered=self._buffered)
+        aggregator = make_aggregator(
+            self.method, before, requests.due_updates, self._storage, buffered=self._needs_all_updates
+        )
         received = self.collect_checked_replies(requests, replies, TrainReply, aggregator)
         validation = FederationValidation.from_replies(received.accepted)
         voters = {site: why for site, why in received.absent.items() if site not in self.uncounted_sites}
@@ -374,7 +388,8 @@ class Coordinator:
         self._repeat_round_with_uncounted_statistics(context, received, received.absent)
         received = replace(received, accepted=aggregator.restore_stored_updates(received.accepted))
         outcome = self._merge_updates(received, aggregator, context)
-        accepted, absent = outcome.received.accepted, outcome.received.absent
+        accepted = outcome.received.accepted
+        absent = outcome.received.absent
         refused = received.unfit | outcome.received.unfit
         validation = FederationValidation.from_replies(accepted)
         model, moments = update_global_model(self.method, server_round, outcome.merged.means, self.state.moments)
@@ -390,7 +405,8 @@ class Coordinator:
         )
         for layer in self.layers:
             state = layer.update_state_after_round(state, validation)
-        earlier, self.state = self.state, state
+        earlier = self.state
+        self.state = state
         record = RoundRecord.from_replies(
             server_round,
             accepted,
@@ -417,8 +433,8 @@ class Coordinator:
     ) -> None:
         """Let the sites train the round again if they received statistics of a site that turns out not to count.
 
-        This can happen only in the first round in which the site is asked to train, so once for each site. A run with
-        noise or masks repeats no round, because that would cost budget, and a site masks each round once.
+        This happens at most once for each site: in the first round in which the site is asked to train. A run with
+        noise or masks repeats no round, because a repetition costs privacy budget, and a site masks each round once.
 
         Args:
             context: The data from which the statistics were made that the sites received.
@@ -427,35 +443,38 @@ class Coordinator:
         Raises:
             RoundRepetition: If the statistics without those sites are others.
         """
-        privacy, state = self.plan.privacy, self.state
+        privacy = self.plan.privacy
+        state = self.state
         if privacy.level != "none" or privacy.secure_aggregation:
             return
         new = {site: received.absent[site] for site in candidates if not state.counted.get(site)}
         new = {site: why for site, why in new.items() if site not in context.uncounted}
         if not new:
             return
-        server_round, uncounted = context.round, context.uncounted | new.keys()
+        server_round = context.round
+        uncounted = context.uncounted | new.keys()
         without = self.sites.make_round_context(server_round, context.statistics, uncounted)
         sent, due = self.method.statistics_for(context), self.method.statistics_for(without)
-        if all(have_equal_arrays(sent(site), due(site)) for site in self.requests.expected if site not in uncounted):
+        if all(have_equal_arrays(sent(site), due(site)) for site in self.requests.due_updates if site not in uncounted):
             return
         self.callbacks.on_round_repetition(server_round, sorted(new))
         reasons = find_uncounted_sites(state, server_round, (), new, new)
         state = replace(state, uncounted=MappingProxyType({**state.uncounted, **reasons}))
-        before, self.state = self.state, state
+        before = self.state
+        self.state = state
         self.report_uncounted_sites(server_round, before)
         raise RoundRepetition(state)
 
     def _drop_uncounted_statistics(self, context: RoundContext, refused: Collection[str]) -> RoundContext:
         """Return the data for aggregating a round's statistics, without those of sites that were refused in it.
 
-        Means over sites do not show what is whose. So if a site that was in them is refused, the means of earlier
-        rounds are dropped as a whole, and those of this round are all that is left.
+        A mean over sites does not show the part of each site. So if a site that contributed is refused, the means of
+        earlier rounds are dropped, and only the statistics of this round remain.
         """
         uncounted = {*context.uncounted, *refused}
         contributed = {site for site in refused if self.state.counted.get(site)} - context.uncounted
         statistics = context.statistics
-        if contributed and not self.method.site.stores_statistics_by_site:
+        if contributed and not self.method.site.traits.stores_statistics_by_site:
             statistics = NO_ARRAYS
         return self.sites.make_round_context(context.round, statistics, uncounted)
 
@@ -467,7 +486,8 @@ class Coordinator:
 
     def report_uncounted_sites(self, server_round: int, before: FederationState) -> None:
         """Report to the callbacks whose statistics have ceased to count since ``before``, and whose count again."""
-        earlier, now = before.uncounted, self.state.uncounted
+        earlier = before.uncounted
+        now = self.state.uncounted
         reasons = {site: why for site, why in now.items() if site not in earlier}
         counting = sorted(earlier.keys() - now.keys())
         if reasons or counting:
@@ -489,7 +509,7 @@ class Coordinator:
 
     def refuse_too_few_replies(self, server_round: int, received: ExchangeReplies[TrainReply]) -> None:
         """Raise :class:`TooFewSites` if fewer replies of a round count than needed."""
-        requests = len(self.requests.expected)
+        requests = len(self.requests.due_updates)
         if len(received.accepted) < self._count_needed_replies(received, requests):
             raise make_too_few_sites_error(f"round {server_round}", received, requests)
 
@@ -531,13 +551,14 @@ class Coordinator:
         Raises:
             TooFewSites: If too few sites answer, and the run has no global model that could be tested without them.
         """
-        self.grid, drawn = grid, self.sites_drawn_for_test
+        self.grid = grid
+        drawn = self.sites_drawn_for_test
         sites = self._list_sites_not_excluded() if drawn is None else drawn
         requests, messages = self.make_evaluate_messages(self.state.round, self.result_model, sites, test=True)
         replies = self.exchange_messages(messages, "test", self.state.round)
         received = self.collect_checked_replies(requests, replies, EvaluateReply)
         needed = self._count_needed_replies(received, len(messages))
-        if not self.method.site.has_global_model and len(received.accepted) < needed:
+        if not self.method.site.parts.has_global_model and len(received.accepted) < needed:
             raise make_too_few_sites_error("test", received, needed)
         return received
 
@@ -554,7 +575,7 @@ class Coordinator:
 
         If sites keep local model parts, all sites test, because each site chooses and stores its model during the test.
         """
-        return self.method.site.has_global_model and self.sites.evaluates_site_sample
+        return self.method.site.parts.has_global_model and self.sites.evaluates_site_sample
 
     def _list_sites_not_excluded(self) -> list[str]:
         return sorted(set(self.sites.members) - set(self.state.excluded))
@@ -568,7 +589,8 @@ class Coordinator:
         """
         if not self._tests_on_site_sample:
             return self._list_sites_not_excluded()
-        excluded, judges = set(self.state.excluded), set[str]()
+        excluded = set(self.state.excluded)
+        judges = set[str]()
         if self.plan.evaluation.checkpoint == "best":
             judges = set(self.state.best_losses) & set(self.sites.members)
         return sorted(judges - excluded) or self.sites.draw_training_sites(self.state.round + 1, excluded)
@@ -587,7 +609,7 @@ class Coordinator:
             answers=self.sites.answers,
             images=self.sites.lower_image_claims(self.uncounted_sites),
             state=self.state,
-            best=self.result_round,
+            result_round=self.result_round,
             nodes={site: member.node_id for site, member in self.sites.members.items()},
             total_down=self.sites.bytes_down,
             frozen=self.frozen,
@@ -617,7 +639,8 @@ class Coordinator:
             enough: Number of good replies after which disconnected sites are not waited for; by default ``min_sites``.
         """
         names = {member.node_id: site for site, member in self.sites.members.items()}
-        seconds, sent = self.deadline_s if deadline_s is None else deadline_s, list(messages)
+        seconds = self.deadline_s if deadline_s is None else deadline_s
+        sent = list(messages)
         ends = time.monotonic() + seconds
         good = self.sites.count_needed_replies(len(sent)) if enough is None else enough
 
@@ -628,7 +651,8 @@ class Coordinator:
             status = MissingReplyStatus(phase, server_round, sites, gone, ends - time.monotonic())
             self.callbacks.on_waiting_for_sites(status)
 
-        registered, report = self.sites.registered, report_missing_sites
+        registered = self.sites.registered
+        report = report_missing_sites
         return send_and_receive(self.grid, sent, report, deadline_s=seconds, enough=good, registered=registered)
 
     def collect_checked_replies(
@@ -647,7 +671,8 @@ class Coordinator:
             aggregator: Receives the updates of accepted training replies, and the names of rejected sites.
         """
 
-        layers, note = self.layers if expected is TrainReply else (), self.callbacks.on_reply
+        layers = self.layers if expected is TrainReply else ()
+        note = self.callbacks.on_reply
         result = check_exchange_replies(requests, replies, expected, note, layers, aggregator)
         self.sites.bytes_up.update(result.bytes_up)
         return result

@@ -39,7 +39,9 @@ class FederationValidation:
     @classmethod
     def from_replies(cls, replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> "FederationValidation":
         """Collect the validation figures from replies; a site that sent none is omitted."""
-        loss, auroc, tallies = dict[str, float](), dict[str, float](), dict[str, CorrectPredictionCount]()
+        loss = dict[str, float]()
+        auroc = dict[str, float]()
+        tallies = dict[str, CorrectPredictionCount]()
         for site, reply in replies.items():
             if reply.validation_loss is not None:
                 loss[site] = reply.validation_loss

@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from polyclinic.strategies.engine.layers import CoordinatorRoundLayer
 
 FIRST_POLL_S, MAX_POLL_S = 0.02, 0.1
-CLOCKS_DIFFER_S = 1.0
+CLOCK_DIFFERENCE_S = 1.0
 NODE_UNAVAILABLE = 5
 """Flower's error code for a site without a sign of life; the site may come back."""
-MOST_MISSING_REPORTED_EACH_TIME, REPORT_INTERVAL_S = 100, 1.0
-"""Up to so many missing sites are reported at each change; more are reported after this time at the earliest."""
+MAX_MISSING_REPORTED_AT_ONCE, REPORT_INTERVAL_S = 100, 1.0
+"""Up to this many missing sites are reported at each change; more of them at most once in this interval."""
 REVOKED_ERROR_CODE, REVOKED_ERROR_MESSAGE = 204, "its key is not admitted any more"
 """Our error code and message for a site that is no longer registered; the site gets no more work."""
 REFUSED_REPLY = 203
-"""Our error code for a reply that was rejected unread: not signed by its site, or far too large."""
+"""Our error code for a reply that was rejected without reading it: not signed by its site, or far too large."""
 MESSAGE_GONE = (3, 4)
 """Flower's error codes for a message or reply that the SuperLink deleted: it expired, or its site was removed."""
 COORDINATOR_CODES = frozenset({*MESSAGE_GONE, NODE_UNAVAILABLE, REVOKED_ERROR_CODE, REFUSED_REPLY})
@@ -68,9 +68,9 @@ SITE_FAILED = 2
 """Flower's error code for a site whose app failed."""
 UNAVAILABLE_NODE_MESSAGE = "Node Unavailable"
 """Part of the error text of Flower's SuperLink for a site without a sign of life."""
-NOT_CONNECTED = "it is not connected: stopped, or cut off"
-SLACK, SLACK_S = 1.1, 60.0
-"""Tolerances for a site's clock that runs faster than the coordinator's: a factor, and seconds."""
+NOT_CONNECTED_REASON = "it is not connected: stopped, or cut off"
+CLOCK_RATE_TOLERANCE, CLOCK_TOLERANCE_S = 1.1, 60.0
+"""Tolerances for a site whose clock runs faster than the coordinator's: a factor, and seconds."""
 
 Reply = TypeVar("Reply", TrainReply, EvaluateReply, BenefitReply)
 Q = TypeVar("Q", bound=Request)
@@ -130,7 +130,9 @@ class RequestSendTime:
     @property
     def max_possible_work_s(self) -> float:
         """Return the longest time in seconds that a site can have worked on the request so far."""
-        return SLACK * max(time.monotonic() - self.monotonic, time.time() - self.wall) + SLACK_S
+        return (
+            CLOCK_RATE_TOLERANCE * max(time.monotonic() - self.monotonic, time.time() - self.wall) + CLOCK_TOLERANCE_S
+        )
 
 
 @dataclass
@@ -144,13 +146,14 @@ class ExchangeRequests:
         answers: Site -> its answer to the roll call, for all members of the run.
         images: Site -> number of images that counts for it, for the sites that claim too many.
         state: The coordinator's state at the beginning of the exchange.
-        best: Round of the current result model; -1 for none.
+        result_round: Round of the current result model; -1 for none.
         nodes: Site -> id of its Flower node.
         total_down: Site -> bytes sent to it in the whole run; :meth:`make_flower_message` adds to it.
         frozen: Delivery of the part of the model that is not trained; None if everything is trained.
-        expected: Site -> the model groups that its reply must contain, with the values that were sent.
+        due_updates: Site -> the model groups that its reply must contain, with the values that were sent.
         sent_at: Site -> time of its request.
         bytes_down: Site -> bytes sent in this exchange.
+        encoded_arrays: Arrays in the form in which they are sent, encoded once for all sites.
     """
 
     method: Method
@@ -162,14 +165,14 @@ class ExchangeRequests:
     answers: Mapping[str, RollCallAnswer]
     images: Mapping[str, int]
     state: FederationState
-    best: int
+    result_round: int
     nodes: Mapping[str, int]
     total_down: Counter[str]
     frozen: FrozenModelPartDelivery | None = None
-    expected: dict[str, ModelGroups] = field(default_factory=dict)
+    due_updates: dict[str, ModelGroups] = field(default_factory=dict)
     sent_at: dict[str, RequestSendTime] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
-    written: WrittenArrays = field(default_factory=dict)  # the arrays as they travel, written once for all sites
+    encoded_arrays: WrittenArrays = field(default_factory=dict)
 
     def make_train_message(self, site: str, model: ModelState, statistics: Arrays, *, update: bool) -> Message:
         """Make the message that requests training of a model from a site.
@@ -182,15 +185,15 @@ class ExchangeRequests:
         request = self.make_request_record(partial(TrainRequest, statistics=statistics), site, model)
         annotated = self.context.contract.sites[site]
         due = select_reply_model_groups(request.model, self.method.site, annotated) if update else ModelGroups()
-        self.expected[site] = due
-        return self.make_flower_message(site, MessageType.TRAIN, encode_record(request, self.written))
+        self.due_updates[site] = due
+        return self.make_flower_message(site, MessageType.TRAIN, encode_record(request, self.encoded_arrays))
 
     def make_evaluate_message(self, site: str, model: ModelState, *, test: bool) -> Message:
         """Make the message that requests an evaluation on a site's validation images or test images."""
-        rows = self.method.site.select_test_rows(site, self.context.contract) if test else None
+        rows = self.method.site.parts.select_test_rows(site, self.context.contract) if test else None
         request = self.make_request_record(partial(EvaluateRequest, test=test), site, model, rows)
-        self.expected[site] = ModelGroups()
-        return self.make_flower_message(site, MessageType.EVALUATE, encode_record(request, self.written))
+        self.due_updates[site] = ModelGroups()
+        return self.make_flower_message(site, MessageType.EVALUATE, encode_record(request, self.encoded_arrays))
 
     def make_flower_message(self, site: str, kind: str, content: RecordDict) -> Message:
         """Make a Flower message for a site, and record the message's size and the send time.
@@ -219,7 +222,7 @@ class ExchangeRequests:
         """
         frozen = ModelGroups()
         if rows is None:
-            rows = self.method.site.select_own_rows(site, self.context.contract)
+            rows = self.method.site.parts.select_own_rows(site, self.context.contract)
         if self.frozen is not None:
             held_before = self.answers[site].holds_frozen
             frozen = self.frozen.get_frozen_part_for_site(site, held_before=held_before)
@@ -230,7 +233,7 @@ class ExchangeRequests:
             contract=self.context.contract.hash,
             class_names=tuple(rows),
             counted=self.state.counted.get(site, 0),
-            best=self.best,
+            best=self.result_round,
             left_out=self.state.left_out.get(site, ""),
             model=select_site_model_groups(model, rows, self.method.site.parameters.compress_model),
             frozen=frozen,
@@ -266,7 +269,8 @@ def send_and_receive(
     unanswered.send_messages(messages)
     pause_s = FIRST_POLL_S
     waiting(*unanswered.unanswered_and_lost_nodes)
-    reported, unreported = time.monotonic(), False
+    reported = time.monotonic()
+    unreported = False
     while (unanswered.pending or unanswered.lost) and time.monotonic() < unanswered.deadline:
         arrived = False
         for reply in unanswered.pull_replies():
@@ -280,10 +284,11 @@ def send_and_receive(
             break
         unreported = unreported or changed
         # Each report lists all missing sites: one after each of n replies would take n squared steps.
-        few = len(unanswered.pending) + len(unanswered.lost) <= MOST_MISSING_REPORTED_EACH_TIME
+        few = len(unanswered.pending) + len(unanswered.lost) <= MAX_MISSING_REPORTED_AT_ONCE
         if unreported and (few or time.monotonic() - reported >= REPORT_INTERVAL_S):
             waiting(*unanswered.unanswered_and_lost_nodes)
-            reported, unreported = time.monotonic(), False
+            reported = time.monotonic()
+            unreported = False
         if changed:
             pause_s = FIRST_POLL_S  # more may be on its way
         elif unanswered.pending or unanswered.lost:
@@ -308,7 +313,9 @@ class UnansweredMessages:
     """
 
     def __init__(self, grid: Grid, deadline: float) -> None:
-        self._grid, self.deadline, self.good = grid, deadline, 0
+        self._grid = grid
+        self.deadline = deadline
+        self.good = 0
         self.pending: dict[str, Message] = {}
         self.lost: dict[int, Message] = {}
         self.errors: dict[int, Message] = {}
@@ -341,7 +348,7 @@ class UnansweredMessages:
             # Errors that the SuperLink makes come from node 1.
             reply = replace_metadata(received, src_node_id=message.metadata.dst_node_id)
             gone = reply.has_error() and reply.error.code in MESSAGE_GONE
-            if gone and time.monotonic() >= self.deadline - CLOCKS_DIFFER_S:
+            if gone and time.monotonic() >= self.deadline - CLOCK_DIFFERENCE_S:
                 continue  # the deadline is here; the SuperLink saw it first
             node = message.metadata.dst_node_id
             self.lost.pop(node, None)
@@ -366,7 +373,8 @@ class UnansweredMessages:
         for node in revoked:
             self._record_unregistered_site(self.lost.pop(node))
         back = sorted(set(self.lost) & set(self._grid.get_node_ids())) if self.lost else []
-        ttl, messages = max(self.deadline - time.monotonic(), 1.0), list[Message]()
+        ttl = max(self.deadline - time.monotonic(), 1.0)
+        messages = list[Message]()
         for lost in [self.lost.pop(node) for node in back]:
             old = lost.metadata
             again = make_request(lost.content, old.dst_node_id, old.message_type, group_id=old.group_id, ttl=ttl)
@@ -437,7 +445,7 @@ def decode_reply(message: Message, expected: type[AnyRecord]) -> tuple[AnyRecord
         if message.error.code in MESSAGE_GONE:
             return None, "the site left the federation before it replied"
         if message.error.code == NODE_UNAVAILABLE and UNAVAILABLE_NODE_MESSAGE in reason:
-            return None, NOT_CONNECTED
+            return None, NOT_CONNECTED_REASON
         # Flower's simulation wraps the site's own words: <class 'X'>:<'its words'>.
         wrapped = re.fullmatch(r"<class '[\w.]+'>:<'(.*)'>", reason, re.DOTALL)
         return None, make_printable_line(wrapped[1] if wrapped else reason) or f"error {message.error.code}"
@@ -467,7 +475,7 @@ def check_exchange_replies(
         aggregator: Receives the updates of accepted training replies, and the names of rejected sites.
     """
     names = dict(zip(requests.nodes.values(), requests.nodes, strict=True))
-    absent = dict.fromkeys(requests.expected, f"no reply within {requests.deadline_s:.0f} s")
+    absent = dict.fromkeys(requests.due_updates, f"no reply within {requests.deadline_s:.0f} s")
     accepted: dict[str, Any] = {}
     sizes: dict[str, int] = {}
     unfit: set[str] = set()
@@ -478,7 +486,7 @@ def check_exchange_replies(
         if record is not None:
             reason = find_reply_mismatch(requests, record, site)
             for layer in layers if isinstance(record, TrainReply) and not reason else ():
-                reason = reason or layer.find_update_rejection_reason(record.update, requests.expected[site])
+                reason = reason or layer.find_update_rejection_reason(record.update, requests.due_updates[site])
             reason = reason and make_printable_line(reason)
             sizes[site] = count_payload_bytes(message.content)
         content = message.content if message.has_content() else None
@@ -500,7 +508,7 @@ def check_exchange_replies(
 
     for message in replies:
         site = names.get(message.metadata.src_node_id, "")
-        if site in requests.expected:
+        if site in requests.due_updates:
             check_reply(message, site)
         del message  # a large one would stay in memory until the next one has come
     ordered = dict(sorted(accepted.items(), key=itemgetter(0)))
@@ -511,21 +519,23 @@ def find_reply_mismatch(
     requests: ExchangeRequests, record: TrainReply | EvaluateReply | BenefitReply, site: str
 ) -> str:
     """Return why a decoded reply does not match its request; empty if it matches."""
-    context, method = requests.context, requests.method
-    origin, expected = (record.run, record.round, record.site), (requests.run, context.round, site)
+    context = requests.context
+    method = requests.method
+    origin = (record.run, record.round, record.site)
+    expected = (requests.run, context.round, site)
     if origin != expected:
         return f"reply belongs to run, round, site {origin}, expected {expected}"
     if isinstance(record, TrainReply):
         if record.train_samples != (stated := requests.answers[site].train_samples):
             return f"trained on {record.train_samples} images, said {stated} at the roll call"
-        if fault := find_update_form_fault(record.update, requests.expected[site]):
+        if fault := find_update_form_fault(record.update, requests.due_updates[site]):
             return fault
         due = dict(method.statistics_shape(context, site, requests.state.model.head.features))
         if record.statistics or due:  # NaN in a statistic is "nothing to say"
             shapes = {name: array.shape for name, array in record.statistics.items()}
             if shapes != due:
                 return f"statistics are {shapes}, expected {due}"
-        for statistic in method.site.declared_payload.statistics:
+        for statistic in method.site.payload.statistics:
             values = record.statistics.get(statistic.name)
             if values is not None and (fault := statistic.find_impossible_value(values)):
                 return fault

@@ -29,8 +29,8 @@ from polyclinic.strategies.engine.events import FederationValidation, RollbackEv
 from polyclinic.strategies.engine.exchange import ExchangeReplies
 from polyclinic.strategies.engine.state import FederationState
 from polyclinic.strategies.engine.trials import (
-    CHANGES_STORED,
-    FEWEST_JUDGES,
+    MAX_STORED_CHANGES,
+    MIN_JUDGES,
     UpdateTrial,
     compute_loss_change,
     compute_loss_ratio,
@@ -132,7 +132,7 @@ class RunningVarianceCheckLayer(CoordinatorRoundLayer):
 
 @dataclass
 class ImageClaimLayer(CoordinatorRoundLayer):
-    """Lowers a site's number of images where it claims too many (:mod:`polyclinic.strategies.engine.claims`)."""
+    """Lowers a site's number of images if it claims too many (:mod:`polyclinic.strategies.engine.admission_limits`)."""
 
     coordinator: "Coordinator"
 
@@ -213,18 +213,18 @@ class UpdateNormBoundLayer(CoordinatorRoundLayer):
 
 # ---------------------------------------------------------------------- rollback of a collapsed model
 
-COLLAPSE = 3.0
+COLLAPSE_LOSS_RATIO = 3.0
 """Ratio of a model's loss to the previous model's, above which it has collapsed."""
 TRIAL_SITE_COUNTS = range(3, 17)
 """Numbers of sites for which leave-one-site-out models are evaluated."""
-PAUSE_OF_IMPROVING_MODEL = 3
-"""While the loss falls, a long update in which a trial found no harm in round r is tried again from round 3 r on."""
+TRIAL_PAUSE_FACTOR = 3
+"""Pause between trials while the loss falls: a long update without harm in round r is tried again from round 3 r."""
 
-FEWEST_HARMED = 2
-"""Smallest number of sites to which a collapsed model is useless."""
+MIN_SITES_WITH_USELESS_MODEL = 2
+"""Smallest number of sites that must find a model useless before it counts as collapsed."""
 
-CANNOT_GO_ON = ("diverged", "not a number", "validation_loss")
-"""Words in the reasons of sites where training diverged, or the validation loss is not finite."""
+DIVERGENCE_WORDS = ("diverged", "not a number", "validation_loss")
+"""Words in a site's reason that show that its training diverged, or that its validation loss is not finite."""
 
 
 class RoundRepetition(Exception):
@@ -242,20 +242,20 @@ class ModelCollapse(RoundRepetition):
 def describe_model_collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Mapping[str, float]) -> str:
     """Return why a model has collapsed (it is useless to more than half of the sites), or an empty string.
 
-    At least :data:`FEWEST_HARMED` sites must say so. Otherwise a single site could have each round trained twice, where
-    the others send no figures.
+    At least :data:`MIN_SITES_WITH_USELESS_MODEL` sites must report it. Otherwise, if the other sites send no figures, a
+    single site could have every round trained twice.
 
     Args:
         losses: Site -> validation loss of the current model.
         absent: Site -> why its reply does not count.
         before: Site -> validation loss of the last model that had not collapsed.
     """
-    diverged_sites = {site for site, why in absent.items() if any(words in why for words in CANNOT_GO_ON)}
+    diverged_sites = {site for site, why in absent.items() if any(words in why for words in DIVERGENCE_WORDS)}
     ratios = [compute_loss_ratio(losses[site], before[site]) for site in losses.keys() & before.keys()]
-    high_ratios = [ratio for ratio in ratios if ratio > COLLAPSE]
+    high_ratios = [ratio for ratio in ratios if ratio > COLLAPSE_LOSS_RATIO]
     harmed = len(diverged_sites) + len(high_ratios)
     voters = len(diverged_sites | (before.keys() & (losses.keys() | absent.keys())))
-    if harmed < FEWEST_HARMED or 2 * harmed <= voters:
+    if harmed < MIN_SITES_WITH_USELESS_MODEL or 2 * harmed <= voters:
         return ""
     if not high_ratios:
         return f"{harmed} of {voters} sites have no finite loss"
@@ -265,10 +265,10 @@ def describe_model_collapse(losses: Mapping[str, float], absent: Mapping[str, st
 
 @dataclass(frozen=True)
 class TrialSuspects:
-    """The sites whose updates a trial is about.
+    """The sites whose updates a trial tests for harm.
 
     Attributes:
-        are_all: True if all sites of the round are suspects, because it is not known whose update harms.
+        are_all: True if all sites of the round are suspects, because nothing points to a single site.
     """
 
     sites: tuple[str, ...] = ()
@@ -313,7 +313,7 @@ class RollbackLayer(CoordinatorRoundLayer):
             relative_lengths: Site -> length of its accepted update, in median lengths of the round.
         """
         server_round = state.round + 1
-        if len(relative_lengths) not in TRIAL_SITE_COUNTS or len(losses) < FEWEST_JUDGES:
+        if len(relative_lengths) not in TRIAL_SITE_COUNTS or len(losses) < MIN_JUDGES:
             return TrialSuspects()
         if state.repeated == server_round:
             return TrialSuspects(tuple(relative_lengths), are_all=True)
@@ -327,7 +327,7 @@ class RollbackLayer(CoordinatorRoundLayer):
         due = list[str]()
         for site in sorted(long):
             last = state.tried.get(site, 0)
-            first = compute_round_of_next_trial(last) if has_stalled else PAUSE_OF_IMPROVING_MODEL * last
+            first = compute_round_of_next_trial(last) if has_stalled else TRIAL_PAUSE_FACTOR * last
             if server_round >= first:
                 due.append(site)
         return TrialSuspects(tuple(due))
@@ -353,7 +353,7 @@ class RollbackLayer(CoordinatorRoundLayer):
         changes = state.loss_changes
         change = compute_loss_change(validation.loss, state.sound_losses)
         if change is not None and math.isfinite(change):
-            changes = (*changes, change)[-CHANGES_STORED:]
+            changes = (*changes, change)[-MAX_STORED_CHANGES:]
         losses = MappingProxyType({**state.sound_losses, **validation.loss})
         return replace(state, sound_losses=losses, loss_changes=changes)
 
@@ -427,7 +427,7 @@ class RollbackLayer(CoordinatorRoundLayer):
 def _put_off_next_trial(state: FederationState, server_round: int, suspects: TrialSuspects) -> FederationState:
     """Return the state after a trial that found no harm, with the first round of the next one.
 
-    Pauses grow, so that a run of 100 rounds has a dozen trials at most.
+    Pauses between trials grow, so that a run of 100 rounds has at most a dozen trials.
     """
     if suspects.are_all:
         return replace(state, next_trial=compute_round_of_next_trial(server_round))

@@ -27,7 +27,7 @@ from polyclinic.common.wire.records import NO_ARRAYS, Arrays, Question, Refusal,
 from polyclinic.common.wire.versions import WIRE_VERSION, read_version
 from polyclinic.data.base.pixel_form import PixelForm
 from polyclinic.strategies.aggregation.bounds import cap_image_counts
-from polyclinic.strategies.engine.claims import (
+from polyclinic.strategies.engine.admission_limits import (
     ClaimsBySite,
     SiteAdmissionLimits,
     find_admission_place,
@@ -45,7 +45,7 @@ from polyclinic.strategies.engine.class_words import (
 from polyclinic.strategies.engine.events import MissingReplyStatus, RunCallbacks, TooFewSites
 from polyclinic.strategies.engine.exchange import (
     FIRST_POLL_S,
-    MOST_MISSING_REPORTED_EACH_TIME,
+    MAX_MISSING_REPORTED_AT_ONCE,
     NODE_UNAVAILABLE,
     REPORT_INTERVAL_S,
     REVOKED_ERROR_CODE,
@@ -60,13 +60,14 @@ from polyclinic.strategies.engine.site_faults import (
     find_model_layout_faults,
     list_pixel_forms,
 )
+from polyclinic.strategies.local.method_faults import find_contract_faults
 from polyclinic.strategies.methods.base import Method, RoundContext
 
 REPORT_DELAY_S = 1.0
 """Seconds until the missing sites are reported to the callbacks."""
-FEWEST_EVALUATING_SITES = 100
+MIN_EVALUATING_SITES = 100
 """Up to this number all sites evaluate a model; of more sites, this many or as many as train in a round."""
-EVALUATION = 1
+EVALUATION_SEED_PART = 1
 """Part of an evaluation's seed, so that its sample differs from the sample that trains."""
 
 
@@ -75,12 +76,12 @@ def count_evaluating_sites(configured: int | None, sites_per_round: int) -> int:
 
     Args:
         configured: The number in the experiment. If it is None, all sites evaluate if all train in each round;
-            otherwise as many as train, and at least :data:`FEWEST_EVALUATING_SITES`.
+            otherwise as many as train, and at least :data:`MIN_EVALUATING_SITES`.
         sites_per_round: Number of sites that train in a round; 0 for all.
     """
     if configured is not None:
         return configured
-    return max(FEWEST_EVALUATING_SITES, sites_per_round) if sites_per_round else 0
+    return max(MIN_EVALUATING_SITES, sites_per_round) if sites_per_round else 0
 
 
 def draw_random_site_names(names: Collection[str], size: int, seed: Sequence[int]) -> list[str]:
@@ -174,7 +175,9 @@ class RollCaller:
 
     def ask_new_sites_for_labels(self, timeout_s: float) -> list[RunMember]:
         """Make the roll call for sites that were not asked yet; return the sites that became members."""
-        deadline, pause_s, new = time.monotonic() + timeout_s, FIRST_POLL_S, list[RunMember]()
+        deadline = time.monotonic() + timeout_s
+        pause_s = FIRST_POLL_S
+        new = list[RunMember]()
         self.send_roll_call(timeout_s)
         while self._asked and time.monotonic() < deadline:
             if not (members := self.receive_roll_call_answers()) and self._asked:
@@ -206,8 +209,8 @@ class RollCaller:
     def _find_restarted_nodes(self) -> set[int]:
         """Return the refused nodes whose program was restarted since it was asked.
 
-        A program restarts within seconds, and this class looks for connected sites only once a round: that a site was
-        away in between is seen by its new process alone.
+        A program restarts within seconds, but connected sites are listed only once a round. So only the identifier of
+        the new process shows that the site was away in between.
         """
         if self.processes is None or not self.refused:
             return set()
@@ -238,7 +241,8 @@ class RollCaller:
             else:
                 self._remove_replaced_member(answer.site)
                 sizes = count_payload_bytes(self._content), count_payload_bytes(reply.content)
-                signed, wire = read_signature_or_none(reply.content), read_version(reply.content)
+                signed = read_signature_or_none(reply.content)
+                wire = read_version(reply.content)
                 self.members[node] = RunMember(node, answer, *sizes, signed, wire)
                 new.append(self.members[node])
         return new
@@ -336,15 +340,17 @@ class RollCaller:
             TooFewSites: If fewer than ``needed`` sites answered in time; the message has the reasons.
             BadInput: If two sites use the same name.
         """
-        deadline, pause_s = time.monotonic() + deadline_s, FIRST_POLL_S
+        deadline = time.monotonic() + deadline_s
+        pause_s = FIRST_POLL_S
         reported: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         looked_at = -math.inf
         while (remaining_s := deadline - time.monotonic()) > 0:
             # A look goes over all sites: one after each of n answers would take n squared steps.
-            looks = len(self._asked) <= MOST_MISSING_REPORTED_EACH_TIME
+            looks = len(self._asked) <= MAX_MISSING_REPORTED_AT_ONCE
             if looks or time.monotonic() - looked_at >= REPORT_INTERVAL_S:
                 self.send_roll_call(remaining_s)
-                looks, looked_at = True, time.monotonic()
+                looks = True
+                looked_at = time.monotonic()
             new_members = self.receive_roll_call_answers()
             if len(self.members) >= expected:
                 self._asked.clear()  # the others are asked again as late joiners
@@ -465,8 +471,8 @@ class RunMembership:
     def _gather_fitting_sites(self, faults: list[Fault]) -> None:
         """Wait until enough sites have answered that fit together, and leave out the others.
 
-        A site that is left out must not cost the run one that is connected and fits: while too few are left, the sites
-        that have not been asked yet are asked.
+        While too few sites are left, connected sites that have not been asked yet are asked. So a site that is left out
+        does not take the place of one that fits.
 
         Args:
             faults: Faults of the sites that were left out before.
@@ -475,7 +481,8 @@ class RunMembership:
             TooFewSites: If too few sites answered in time.
             BadInput: With all faults, if too few sites are left; with ``min_sites = 0``, if any site has a fault.
         """
-        roll, needed = self._roll, self.participation.min_sites or self._expected
+        roll = self._roll
+        needed = self.participation.min_sites or self._expected
         while len(roll.members) < needed:
             if faults and not (self.participation.min_sites and roll.has_sites_to_ask):
                 raise_faults(faults)
@@ -491,7 +498,7 @@ class RunMembership:
     def _leave_out_unlike_sites(self) -> list[Fault]:
         """Refuse each site whose claims, labels or pixels do not fit, once and with all its faults; return the faults.
 
-        Of two words that may be one class, the sites whose word counts are asked, too.
+        If two class names may mean one class, the sites with the other name are asked about it, too.
         """
         members = self._order_by_admission(self._roll.members.values())
         site_faults = self._terms.collect_faults(members)
@@ -510,7 +517,7 @@ class RunMembership:
 
     @property
     def _terms(self) -> RollCallTerms:
-        """Return what this run asks of sites."""
+        """Return the requirements of this run on its sites."""
         return RollCallTerms(
             self.plan,
             self.method,
@@ -524,12 +531,12 @@ class RunMembership:
 
     @property
     def compares_words(self) -> bool:
-        """True if the sites choose their own words: not in a simulation, which has one table, nor by a vocabulary."""
+        """True if the sites choose their own class names: not in a simulation (one table), nor with a vocabulary."""
         return not self.is_simulated and not self.plan.vocabulary
 
     @property
     def coordinator_words(self) -> CoordinatorWords:
-        """Return what the coordinator has said about class names."""
+        """Return the coordinator's statements about class names."""
         return CoordinatorWords.from_limits(self._read_admission_limits(), self.participation.distinct_classes)
 
     def _read_admission_limits(self) -> Mapping[str, SiteAdmissionLimits]:
@@ -546,7 +553,8 @@ class RunMembership:
         Returns:
             The question to the coordinator; empty if there is none.
         """
-        classes, texts = self.classes_of_one_site, dict[str, str]()
+        classes = self.classes_of_one_site
+        texts = dict[str, str]()
         for site in set(classes.values()):
             declaration = self.members[site].label_declaration
             own_words = dict(zip(declaration.canonical_names, declaration.names, strict=True))
@@ -567,13 +575,13 @@ class RunMembership:
 
     @property
     def pixel_terms(self) -> PixelTerms:
-        """Return what this run says about pixels, with the form on which its sites have agreed."""
+        """Return the run's requirements on pixels, with the form on which its sites have agreed."""
         terms = PixelTerms.from_plan(self.plan)
         return replace(terms, begun=self.pixels, model_decides_color=not self.is_simulated)
 
     @property
     def sites_without_stated_pixels(self) -> tuple[str, ...]:
-        """Return the members that do not say how their images become pixels, because of their release."""
+        """Return the members whose release does not state how images become pixels."""
         return tuple(sorted(site for site, member in self.members.items() if not member.answer.pixels))
 
     def _make_label_contract(self) -> list[Fault]:
@@ -589,7 +597,7 @@ class RunMembership:
         faults = list[Fault]()
         while True:
             self.contract = merge_label_declarations(self._roll.label_declarations)
-            raise_faults(self.method.site.find_contract_faults(self.contract))
+            raise_faults(find_contract_faults(self.method.site, self.contract))
             on_roll = {member.answer.site: member for member in self._roll.members.values()}
             for site in self.members.keys() - on_roll.keys():
                 del self.members[site]
@@ -659,14 +667,16 @@ class RunMembership:
         Args:
             uncounted: Sites whose statistics do not count; their answers are left out.
         """
-        lowered, answers = self.lower_image_claims(uncounted), self.answers
+        lowered = self.lower_image_claims(uncounted)
+        answers = self.answers
         if lowered or uncounted or self.participation.largest_share < 1:
             answers = {site: answer for site, answer in answers.items() if site not in uncounted}
             images = {site: lowered.get(site, answer.train_samples) for site, answer in answers.items()}
             for site, count in cap_image_counts(images, self.participation.largest_share).items():
                 if count < answers[site].train_samples:
                     answers[site] = lower_answer_claims(answers[site], count)
-        task, seed = self.plan.model.task, self.plan.run.seed
+        task = self.plan.model.task
+        seed = self.plan.run.seed
         return RoundContext(task, self.contract, answers, statistics, server_round, seed, frozenset(uncounted))
 
     def fix_run_model_layout(self, layout: str) -> LabelContract:
@@ -705,7 +715,7 @@ class RunMembership:
                 continue
             try:
                 contract = merge_label_declarations(declarations, self.contract.class_names)
-                raise_faults(self.method.site.find_contract_faults(contract))
+                raise_faults(find_contract_faults(self.method.site, contract))
             except BadInput as error:
                 faults = [replace(fault, site=member.answer.site) for fault in error.faults]
                 self._roll.refuse_faulty_sites(faults, "labels")
@@ -738,5 +748,5 @@ class RunMembership:
         if not self.evaluates_site_sample:
             return sorted(set(self.members) - set(excluded))
         annotated = {site: self.contract.sites[site] for site in self.members}
-        seed = [self.plan.run.seed, server_round, EVALUATION]
+        seed = [self.plan.run.seed, server_round, EVALUATION_SEED_PART]
         return draw_sites_covering_classes(annotated, self._evaluated, seed, excluded)

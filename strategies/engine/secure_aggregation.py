@@ -40,7 +40,7 @@ from polyclinic.strategies.privacy.secure_aggregation.coordinator import (
 )
 from polyclinic.strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
 from polyclinic.strategies.privacy.secure_aggregation.vectors import (
-    ONE,
+    FIXED_POINT_ONE,
     UpdateVectorLayout,
     choose_max_update_value,
     split_update_vector,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 MASKING_MISMATCH = "what it said under secure aggregation does not fit the round"
 
-OTHER_PAST = "it missed a round that the others go on from, and masked updates must have one past"
+OTHER_LAST_ROUND = "it missed a round that the others go on from, and masked updates must have one past"
 
 Answer = KeysAnswer | SharesAnswer | MaskedAnswer | RevealAnswer
 
@@ -66,7 +66,9 @@ class MaskingQueries:
     """
 
     def __init__(self, coordinator: "Coordinator", server_round: int) -> None:
-        self._coordinator, self.run, self.round = coordinator, coordinator.run, server_round
+        self._coordinator = coordinator
+        self.run = coordinator.run
+        self.round = server_round
         self.absent: dict[str, str] = {}
         self.bytes_up: dict[str, int] = {}
 
@@ -83,16 +85,19 @@ class MaskingQueries:
             enough: Number of valid answers after which disconnected sites are not waited for. The run's minimum of
                 replies is used if it is larger.
         """
-        coordinator, stage = self._coordinator, STAGE_BY_REQUEST[type(next(iter(requests.values())))]
+        coordinator = self._coordinator
+        stage = STAGE_BY_REQUEST[type(next(iter(requests.values())))]
         self.absent |= dict.fromkeys(requests, f"no reply to {stage.replace('_', ' ')} in time")
         names = {coordinator.sites.members[site].node_id: site for site in requests}
-        kind, exchange, contents = f"{MessageType.QUERY}.{stage}", coordinator.requests, dict[int, RecordDict]()
+        kind = f"{MessageType.QUERY}.{stage}"
+        exchange = coordinator.requests
+        contents = dict[int, RecordDict]()
         for request in requests.values():  # one that goes to many sites is written once
             if id(request) not in contents:
                 contents[id(request)] = encode_record(request)
         make = exchange.make_flower_message
         messages = [make(site, kind, contents[id(request)]) for site, request in requests.items()]
-        enough = max(enough, min(coordinator.sites.count_needed_replies(len(exchange.expected)), len(messages)))
+        enough = max(enough, min(coordinator.sites.count_needed_replies(len(exchange.due_updates)), len(messages)))
         for message in coordinator.exchange_messages(messages, "masking", exchange.context.round, enough=enough):
             site = names[message.metadata.src_node_id]
             record, reason = decode_reply(message, expected)
@@ -100,7 +105,8 @@ class MaskingQueries:
                 self.bytes_up[site] = self.bytes_up.get(site, 0) + count_payload_bytes(message.content)
             if record is not None:
                 assert isinstance(record, Answer)
-                origin, expected_origin = (record.run, record.round, record.site), (self.run, self.round, site)
+                origin = (record.run, record.round, record.site)
+                expected_origin = (self.run, self.round, site)
                 if origin != expected_origin:
                     problem = f"reply belongs to run, round, site {origin}, expected {expected_origin}"
                     reason = make_printable_line(problem)
@@ -127,12 +133,13 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         make its update stand out in the sum (hospital's half: ``client/training/secure_aggregation.py``).
         """
         coordinator = self._coordinator
-        counted, keeps_parts = coordinator.state.counted, coordinator.method.site.keeps_local_parts
+        counted = coordinator.state.counted
+        keeps_parts = coordinator.method.site.parts.keeps_local_parts
         pasts = {site: counted.get(site, 0) if keeps_parts else 0 for site in sites}
         most = max(sorted(set(pasts.values()), reverse=True), key=list(pasts.values()).count, default=0)
         chosen = [site for site in sites if pasts[site] == most]
         if left := sorted(set(sites) - set(chosen)):
-            coordinator.callbacks.on_absent_sites("training", dict.fromkeys(left, OTHER_PAST))
+            coordinator.callbacks.on_absent_sites("training", dict.fromkeys(left, OTHER_LAST_ROUND))
         return chosen
 
     def wrap_update_merge(self, merge: Merge) -> Merge:
@@ -141,21 +148,24 @@ class SecureAggregationLayer(CoordinatorRoundLayer):
         The sum contains the updates of the sites that take part to the end. The function raises :class:`TooFewSites` if
         too few sites answer, or if their answers do not fit together.
         """
-        coordinator, method = self._coordinator, self._coordinator.method.site
-        payload = method.declared_payload
+        coordinator = self._coordinator
+        method = self._coordinator.method.site
+        payload = method.payload
 
         def merge_masked_updates(received: ExchangeReplies[TrainReply]) -> RoundOutcome:
-            model, replies, contract = coordinator.state.model, received.accepted, coordinator.sites.contract
+            model = coordinator.state.model
+            replies = received.accepted
+            contract = coordinator.sites.contract
             queries = MaskingQueries(coordinator, coordinator.requests.context.round)
             layout = UpdateVectorLayout(
                 len(model.trunk) if payload.trunk else 0,
-                len(model.norm) if method.sends_batch_norm else 0,
+                len(model.norm) if method.parts.sends_batch_norm else 0,
                 model.head.features if payload.head else 0,
             )
             sent: dict[str, tuple[str, ...]] = dict.fromkeys(replies, ())
             for site in replies if payload.head else ():
-                held = method.select_own_rows(site, contract)
-                sent[site] = tuple(sorted(method.select_sent_rows(held, contract.sites[site])))
+                held = method.parts.select_own_rows(site, contract)
+                sent[site] = tuple(sorted(method.parts.select_sent_rows(held, contract.sites[site])))
             classes = tuple(sorted({name for names in sent.values() for name in names}))
             bound = choose_max_update_value(coordinator.plan, method)
             shares = make_distributed_noise(coordinator.plan, method)
@@ -196,7 +206,7 @@ def unmask_test_histograms(
     classes = tuple(sorted({name for names in rows.values() for name in names}))
     layout = UpdateVectorLayout(trunk=0, norm=0, features=2 * SCORE_BINS - 1)
     try:
-        request = MaskedSumRequest(queries.run, TEST_ROUND, rows, classes, layout, float(ONE))
+        request = MaskedSumRequest(queries.run, TEST_ROUND, rows, classes, layout, float(FIXED_POINT_ONE))
         opened = MaskedSummation(request, queries).unmask_sum()
         counts = opened.vector.reshape(len(classes), 2, SCORE_BINS).astype(np.int64)
         sums = {name: ScoreHistogram(*counts[row]) for row, name in enumerate(classes) if name in opened.rows}
@@ -217,7 +227,8 @@ def convert_update_sum_to_means(opened: UnmaskedSum, model: ModelState) -> Updat
         opened: The unmasked sum, with the sites whose updates are in it.
         model: The model that the sites started training from.
     """
-    request, part = opened.request, 1 / opened.divisor
+    request = opened.request
+    part = 1 / opened.divisor
     trunk, norm, weight, bias = split_update_vector(request.layout, request.classes, opened.vector)
     whole = sum_in_order(part for _ in opened.survivors)
     names = model.head.class_names

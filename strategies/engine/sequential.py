@@ -6,7 +6,7 @@ the other. The deadline of a round applies to each hospital separately.
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -68,10 +68,8 @@ class CoordinatorLocalTraining:
         def load_labelled_examples(images: ImageSet) -> LabelledExamples:
             return pair_pixels_with_labels(images, load_pixels_on_device(images, self.device), self.class_names)
 
-        self.train, self.validation = (
-            read_in_patches(load_labelled_examples(self.images.train), spec, self.plan.training),
-            load_labelled_examples(self.images.validation),
-        )
+        self.train_examples = read_in_patches(load_labelled_examples(self.images.train), spec, self.plan.training)
+        self.validation_examples = load_labelled_examples(self.images.validation)
 
     def load_model_into_network(self, model: ModelState) -> None:
         write_model_state(self.network, trunk=model.trunk, norm=model.norm, head=model.head)
@@ -84,17 +82,20 @@ class CoordinatorLocalTraining:
         Raises:
             FloatingPointError: If training diverged.
         """
-        began, spec = time.monotonic(), self.plan.training
+        began = time.monotonic()
+        spec = self.plan.training
         self.load_model_into_network(model)
         unfreeze_network(self.network)
         optimizer = make_optimizer(self.network, spec, spec.lr)
         if not spec.reset_optimizer:
             restore_optimizer_state(self.network, optimizer, optimizer_state)
-        frozen = FrozenNetworkParts(norm=self.method.freezes_batch_norm)
-        objective = plain(self.method.choose_training_loss(self.train, spec))
-        batch_weight = self.method.make_batch_weight(self.train, spec)
-        task = TrainingTask(self.train, objective, spec, self.plan.augmentation, frozen, batch_weight=batch_weight)
-        criterion = EarlyStopCriterion(self.validation, self.method.loss, server.early_stopping)
+        frozen = FrozenNetworkParts(norm=self.method.parts.freezes_batch_norm)
+        objective = plain(self.method.choose_training_loss(self.train_examples, spec))
+        batch_weight = self.method.make_batch_weight(self.train_examples, spec)
+        task = TrainingTask(
+            self.train_examples, objective, spec, self.plan.augmentation, frozen, batch_weight=batch_weight
+        )
+        criterion = EarlyStopCriterion(self.validation_examples, self.method.loss, server.early_stopping)
         seed = derive_seed(self.plan.run.seed, server_round, "\0", COORDINATOR)
         with make_training_reproducible(seed, spec.threads) as generator:
             done = train_until_loss_settles(self.network, task, optimizer, generator, criterion)
@@ -107,7 +108,7 @@ class CoordinatorLocalTraining:
         """Return loss and AUROC of a model on the coordinator's validation images."""
         self.load_model_into_network(model)
         with make_training_reproducible(0, self.plan.training.threads):
-            validation = validate_network(self.network, self.validation, self.method.loss, self.plan.training)
+            validation = validate_network(self.network, self.validation_examples, self.method.loss, self.plan.training)
         figures = validation.loss, validation.mean_auroc
         loss, auroc = ({COORDINATOR: value} if value is not None and math.isfinite(value) else {} for value in figures)
         return FederationValidation(loss, auroc)
@@ -157,7 +158,8 @@ class SequentialCoordinator(Coordinator):
         The method's patience counts only if the best model is better than the initial one
         (docs/papers.md#unifed-patience).
         """
-        server, best = self.method.server_training_settings, self.state.best_round
+        server = self.method.server_training_settings
+        best = self.state.best_round
         settled = server is not None and best > 0 and self.state.round - best >= server.patience
         return settled or super()._should_stop_early()
 
@@ -165,24 +167,25 @@ class SequentialCoordinator(Coordinator):
     def _newest_validated_round(self) -> int:
         """Return the newest round whose model is validated.
 
-        A round of passing ends with the validation of its model; after a round of averaging it comes with the next one.
+        A round of passing ends with the validation of its model. A model of averaging is validated in the next round.
         """
         is_averaged = self.state.round > 0 and self.method.site.averages_in_round(self.state.round)
         return self.state.round - is_averaged
 
-    def _iterate_round_layers(self, variances: Sequence[slice] = ()) -> Iterator[CoordinatorRoundLayer]:
+    def _iterate_round_layers(self) -> Iterator[CoordinatorRoundLayer]:
         """Yield the layers of every coordinator, and for rounds of averaging a bound on the length of updates."""
-        yield from super()._iterate_round_layers(variances)
+        yield from super()._iterate_round_layers()
         clip = get_update_norm_limit(self.method.site, self.participation, self.plan.privacy)
-        if self.method.site.has_averaging_rounds and clip is not None:
+        if self.method.site.traits.has_averaging_rounds and clip is not None:
             yield UpdateNormBoundLayer(clip)
 
     def _prepare_before_rounds(self) -> None:
         """Train one epoch at all sites from the same model, if the method orders sites by their losses."""
-        if not self.method.site.ranks_sites:
+        if not self.method.site.traits.ranks_sites:
             return
         self.requests = requests = self.begin_message_exchange(0)
-        statistics, sites = self.method.statistics_for(requests.context), sorted(self.sites.members)
+        statistics = self.method.statistics_for(requests.context)
+        sites = sorted(self.sites.members)
         model = self.state.model
         messages = [requests.make_train_message(site, model, statistics(site), update=False) for site in sites]
         received = self.collect_checked_replies(requests, self.exchange_messages(messages, "train", 0), TrainReply)
@@ -208,7 +211,9 @@ class SequentialCoordinator(Coordinator):
             return super()._train_round(server_round)
         self._begin_round(server_round, self.grid)
         done = self._pass_model_through_sites(server_round)
-        arrived, before, validated = time.monotonic(), self.state, self.last_validation
+        arrived = time.monotonic()
+        before = self.state
+        validated = self.last_validation
         model, moments, coordinator = self._mix_with_coordinator_model(done.result, server_round)
         uncounted = self.uncounted_sites
         context = self.sites.make_round_context(server_round, before.statistics, uncounted)
@@ -228,12 +233,14 @@ class SequentialCoordinator(Coordinator):
         seconds = time.monotonic() - arrived - (coordinator.seconds if coordinator else 0.0)
         # Validate on the coordinator's images, or at the sites if it has no labelled ones. If the experiment tests in
         # each round, the sites also count correct predictions on their test images.
-        own, validation, judges = self._own, FederationValidation(), self._count_participants()
-        if self.plan.evaluation.test_each_round or not (own and own.validation.has_known_labels):
+        own = self._own
+        validation = FederationValidation()
+        judges = self._count_participants()
+        if self.plan.evaluation.test_each_round or not (own and own.validation_examples.has_known_labels):
             messages = self.configure_evaluate()
             validation = self.collect_site_validation(self.requests, messages)
             validation = validation.without_sites(self.uncounted_sites)
-        if own and own.validation.has_known_labels:
+        if own and own.validation_examples.has_known_labels:
             validation = replace(own.validate_model(self.state.model), tallies=validation.tallies)
             judges = 1  # the coordinator alone, which needs no majority against itself
         self.last_validation = validation
@@ -286,8 +293,9 @@ class SequentialCoordinator(Coordinator):
                 if passed.shortened:
                     done.shortened[site] = passed.shortened
                 done.replies[site] = reply
-                done.model, done.lengths = passed.model, passed.lengths
-                if self.method.site.stores_site_models:
+                done.model = passed.model
+                done.lengths = passed.lengths
+                if self.method.site.traits.stores_site_models:
                     done.site_models[site] = passed.model
                 rounds_left = self.plan.run.rounds - reply.round
                 done.result = self.method.result_after_site_visit(
@@ -311,7 +319,8 @@ class SequentialCoordinator(Coordinator):
         Raises:
             RunStopped: If the coordinator's training diverged.
         """
-        server, state = self.method.server_training_settings, self.state
+        server = self.method.server_training_settings
+        state = self.state
         if server is None:
             return hospitals, state.moments, None
         assert self._own is not None, "checked before the run"

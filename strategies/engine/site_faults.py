@@ -1,7 +1,7 @@
 """The faults of the sites that answered a roll call, by the rules of a run; ``status --contract`` has the same rules.
 
-A rule is about one site, or compares sites. A site hears all of its faults at once. One that is refused has no say in
-what the others are compared with, so that no site is refused because of another one that is refused itself.
+A rule checks one site alone, or compares sites. A site receives all its faults at once. A refused site does not count
+in later comparisons, so that no site is refused because of one that is itself refused.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from polyclinic.common.vocabulary import Vocabulary, find_vocabulary_faults
 from polyclinic.common.wire.versions import find_lacking_feature
 from polyclinic.data.base.names import make_class_spelling_key
 from polyclinic.data.base.pixel_form import PixelForm
-from polyclinic.strategies.engine.claims import (
+from polyclinic.strategies.engine.admission_limits import (
     SiteAdmissionLimits,
     find_admitted_class_faults,
     find_admitted_count_faults,
@@ -42,8 +42,8 @@ class RollCallRule:
 
     Attributes:
         point: The point of the contract that it is about: ``words``, ``pixels``, ``counts`` or ``release``.
-        find_faults: Returns the faults of sites, which it gets in the order in which they were admitted.
-        compares: True if a site's faults depend on the answers of others.
+        find_faults: Returns the faults of sites; the sites are given in the order in which they were admitted.
+        compares: True if a site's faults depend on the answers of other sites.
     """
 
     point: str
@@ -64,9 +64,9 @@ def collect_site_faults(
 ) -> list[SiteFault]:
     """Return all faults of the sites, those of one site together.
 
-    First come the faults that a site has without any other. The sites without such a fault are then compared with one
-    another; who is left out by one rule has no say in the next. Last, each site that is left out is compared with those
-    that stay, so that it learns all its faults. If no site stays, all are compared with one another.
+    First, each site is checked alone. Second, the sites without a fault are compared with one another; a site that one
+    rule leaves out does not count in the next rule. Last, each site that is left out is compared with those that stay,
+    so that it learns all its faults. If no site stays, all sites are compared with one another.
 
     Args:
         members: The sites, in the order in which they were admitted.
@@ -120,9 +120,9 @@ class RollCallTerms:
     """The requirements of a run on the labels, pixels and releases of its sites.
 
     Attributes:
-        limits: Site -> what it was admitted for.
-        words: What the coordinator has said about class names.
-        pixels: What the run says about pixels.
+        limits: Site -> the classes and number of images for which it was admitted.
+        words: The coordinator's statements about class names.
+        pixels: The run's requirements on pixels.
         begun_classes: The classes of a run under way, which no site can add to; empty before round 1.
         is_simulated: True if all sites have one table and one experiment.
         leaves_sites_out: False if every site is needed: the method's own fault then says what it needs.
@@ -139,13 +139,13 @@ class RollCallTerms:
 
     @property
     def compares_words(self) -> bool:
-        """True if the sites choose their own words: not in a simulation, nor by a vocabulary."""
+        """True if the sites choose their own class names: neither in a simulation nor with a vocabulary."""
         return not self.is_simulated and not self.plan.vocabulary
 
     def collect_faults(self, members: Sequence[RunMember]) -> list[SiteFault]:
         """Return all faults of the sites, which are in the order in which they were admitted.
 
-        The sites of a simulation have one experiment: there, a site that is left out need not hear everything.
+        In a simulation, all sites belong to one user, so a site that is left out does not get its other faults.
         """
         faults = collect_site_faults(members, self.list_rules(), compares_refused=not self.is_simulated)
         if not (self.compares_words and not self.begun_classes):
@@ -185,7 +185,7 @@ class RollCallTerms:
         return rules
 
     def _find_name_faults(self, members: Sequence[RunMember]) -> list[Fault]:
-        """Return the faults of names that no other site's names are needed for."""
+        """Return the faults in a site's own class names, which need no comparison with other sites."""
         declarations = _list_declarations(members)
         vocabulary = self.plan.vocabulary or {}
         faults = find_label_faults(declarations) + find_vocabulary_faults(declarations, vocabulary)
@@ -295,7 +295,7 @@ class _RunSpelling:
 
     Attributes:
         names: The spelling; several only if the coordinator itself names the class in several ways.
-        author: Who spells it like the first one, for the message to a site with another spelling.
+        author: The coordinator or the site with the first spelling, for the message to a site with another one.
         reason: Clause that says why this spelling counts.
     """
 
@@ -309,7 +309,7 @@ def find_class_spelling_faults(declarations: Sequence[LabelDeclaration], listed:
 
     The run's spelling is that of the coordinator's lists of classes. Without one it is that of most sites that
     annotate the class. On a tie it is that of the site that was admitted first, because no site can choose this.
-    A site that is left out by one of these rules has no say in the next ones.
+    A site that one of these rules leaves out does not count in the next rules.
 
     Args:
         declarations: The sites' labels, in the order in which the sites were admitted.
@@ -347,12 +347,14 @@ def _separate_unlike_spellings(
     """Return the declarations that spell each class as the run does, and the faults of the others.
 
     Args:
-        run_spellings: Comparison key of a class (:func:`make_class_spelling_key`) -> its spelling. Of several that a
-            word contradicts, the first one is named.
+        run_spellings: Comparison key of a class (:func:`make_class_spelling_key`) -> its spelling. If a word
+            contradicts several, the fault names the first one.
     """
-    fitting, faults = list[LabelDeclaration](), list[Fault]()
+    fitting = list[LabelDeclaration]()
+    faults = list[Fault]()
     for declaration in declarations:
-        site, faults_of_site = declaration.site, list[Fault]()
+        site = declaration.site
+        faults_of_site = list[Fault]()
         for local, name in zip(declaration.names, declaration.canonical_names, strict=True):
             key = make_class_spelling_key(name)
             of_key = [spellings[key] for spellings in run_spellings if key in spellings]
@@ -384,16 +386,19 @@ def find_class_coverage_faults(
         declarations: The sites' labels, in the order in which the sites were admitted.
         listed: The class names in the coordinator's lists, if each site has one; else empty.
     """
-    if not method.site.full_coverage or not declarations:
+    if not method.site.traits.needs_full_coverage or not declarations:
         return []
     choices = [frozenset(declaration.canonical_names) for declaration in declarations]
     choice_of_most = _find_strict_majority(Counter(choices))
     if frozenset(listed) in choices:
-        run_classes, reason = frozenset(listed), "the coordinator's list has"
+        run_classes = frozenset(listed)
+        reason = "the coordinator's list has"
     elif choice_of_most is not None:
-        run_classes, reason = choice_of_most, "most sites annotate"
+        run_classes = choice_of_most
+        reason = "most sites annotate"
     else:
-        run_classes, reason = choices[0], f"{declarations[0].site}, which was admitted first, annotates"
+        run_classes = choices[0]
+        reason = f"{declarations[0].site}, which was admitted first, annotates"
     return [
         Fault(
             f"site.toml of {declaration.site}: data.annotates",
@@ -412,7 +417,7 @@ def find_foreign_class_faults(
 ) -> list[Fault]:
     """Return a fault for each class that a site annotates and that is not among the classes of a run under way.
 
-    A word that a vocabulary lacks is left out, because it has a fault of its own.
+    A word that is not in the vocabulary gets no fault here, because it has another fault already.
     """
     return [
         make_foreign_class_fault(declaration, local, name, class_names)

@@ -11,7 +11,7 @@ rule alone one site can choose the model: a site that states 0 for one model, or
 mean as far as it likes. So each site's loss is also divided by the lowest loss that the same site ever stated. This
 ratio is the site's *regret* for a model; it is 1 for the site's own best model. A model's regret is the smallest value
 that more than half of the sites do not exceed, so a single site has little influence on it. If both models have a
-regret of at most :data:`LARGEST_REGRET_OF_NOISE`, the lower mean decides, as in the paper. Otherwise the smaller regret
+regret of at most :data:`MAX_REGRET_FROM_NOISE`, the lower mean decides, as in the paper. Otherwise the smaller regret
 decides.
 
 Influence of one lying site, if n sites validated both models:
@@ -67,15 +67,19 @@ from polyclinic.strategies.aggregation.bounds import Lengths
 from polyclinic.strategies.aggregation.means import sum_in_order
 from polyclinic.strategies.aggregation.server_optimizer import Moments
 from polyclinic.strategies.engine.events import FederationValidation
-from polyclinic.strategies.local.site_method import Criterion, SiteMethod
+from polyclinic.strategies.local.method_traits import Criterion
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.updates import compress_trunk
 
-FEWEST_TO_OUTVOTE = 3
-"""Smallest number of sites of which a majority can outvote one."""
-FEWEST_TO_OBJECT = 2
-"""Number of sites that together may keep the earlier model, where fewer than three sites validated both models."""
-LARGEST_REGRET_OF_NOISE = 1.25
-"""Honest losses near their lowest vary by some percent from round to round; up to this regret the mean decides."""
+MIN_SITES_TO_OUTVOTE = 3
+"""Smallest number of sites in which a majority can outvote a single site."""
+MIN_SITES_TO_OBJECT = 2
+"""Number of sites that together can keep the earlier model, if fewer than three sites validated both models."""
+MAX_REGRET_FROM_NOISE = 1.25
+"""Largest regret that may be noise; up to this regret the mean decides.
+
+Honest losses near their lowest vary by some percent from round to round.
+"""
 LOSS_OFFSET = 0.02
 """Added to both losses of a ratio, because ratios of smaller losses are noise."""
 
@@ -98,9 +102,9 @@ class FederationState:
         criterion: Figure that counts as a site's loss; None before any model was validated.
         counted: Site -> last round in which its reply counted.
         left_out: Site -> why its last reply did not count, with the round; without sites whose last reply counted.
-        uncounted: Site -> why its statistics do not count, those of the roll call, of its replies and of models. It
-            holds the sites whose last reply to training was refused, and the sites that were asked to train and had no
-            reply accepted yet. A site whose reply is merely missing goes on counting once a reply of it was accepted.
+        uncounted: Site -> why its statistics do not count: those of its roll call answer, its replies and its models.
+            These are sites whose last reply to training was refused, and sites that were asked to train and have no
+            accepted reply yet. After its first accepted reply, a site goes on counting if a reply is merely missing.
         excluded: Site -> why it is excluded for the rest of the run.
         sound_losses: Site -> validation loss of the last model that had not collapsed; empty in runs without rollback.
         repeated: The last round that was repeated because its model had collapsed.
@@ -157,8 +161,8 @@ def round_global_model(
 ) -> tuple[ModelState, Moments]:
     """Return the model in the number format in which sites receive it, and the moments with the new rounding error.
 
-    The coordinator goes on from the rounded model. So each site has the model that the coordinator has, also a site
-    that missed rounds or joins late, and no model depends on which earlier ones a site received.
+    The coordinator continues with the rounded model. So every site has the coordinator's model, also after missed
+    rounds or a late start.
 
     Args:
         unsent: The rounding error of the round before, which is added to the trunk before it is rounded.
@@ -189,11 +193,11 @@ def select_reply_model_groups(sent: ModelGroups, method: SiteMethod, annotated: 
         method: The hospital's half of the method.
         annotated: The classes that the site annotates.
     """
-    head = sent.head.select_rows(method.select_sent_rows(sent.head.class_names, annotated)) if sent.head else None
+    head = sent.head.select_rows(method.parts.select_sent_rows(sent.head.class_names, annotated)) if sent.head else None
     return ModelGroups(
-        sent.trunk if method.declared_payload.trunk else None,
-        sent.norm if method.sends_batch_norm else None,
-        head if method.declared_payload.head else None,
+        sent.trunk if method.payload.trunk else None,
+        sent.norm if method.parts.sends_batch_norm else None,
+        head if method.payload.head else None,
         method.parameters.compress_update,
     )
 
@@ -316,9 +320,9 @@ def update_best_model(
     judges = set(losses)
     if state.best:
         judges &= state.best_losses.keys()
-    is_larger_run = members >= FEWEST_TO_OUTVOTE
-    if is_larger_run and len(judges) < FEWEST_TO_OUTVOTE:
-        if len(losses) < FEWEST_TO_OBJECT:
+    is_larger_run = members >= MIN_SITES_TO_OUTVOTE
+    if is_larger_run and len(judges) < MIN_SITES_TO_OUTVOTE:
+        if len(losses) < MIN_SITES_TO_OBJECT:
             return replace(state, best=None, best_round=-1, best_losses=MappingProxyType({}))
         earlier_stays_best = do_both_judges_object(losses, state.best_losses, lowest_losses)
     elif state.best is None:
@@ -351,15 +355,15 @@ def do_both_judges_object(now: Losses, before: Losses, lowest: Losses) -> bool:
     """Return True if at least two sites validated both models, and the current one is clearly worse to each of them.
 
     A model is clearly worse to a site if its loss is higher than that of the previous best model, and its regret is
-    above :data:`LARGEST_REGRET_OF_NOISE`. The arguments are those of :func:`is_better_model`.
+    above :data:`MAX_REGRET_FROM_NOISE`. The arguments are those of :func:`is_better_model`.
     """
     judges = now.keys() & before.keys()
     objectors = [
         site
         for site in judges
-        if now[site] > before[site] and _compute_regret(now[site], lowest[site]) > LARGEST_REGRET_OF_NOISE
+        if now[site] > before[site] and _compute_regret(now[site], lowest[site]) > MAX_REGRET_FROM_NOISE
     ]
-    return len(judges) >= FEWEST_TO_OBJECT and len(objectors) == len(judges)
+    return len(judges) >= MIN_SITES_TO_OBJECT and len(objectors) == len(judges)
 
 
 def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
@@ -367,7 +371,7 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
 
     The model with the lower mean loss is better (docs/papers.md#surgical-selection). There is one exception: if at
     least three sites validated both models, and one of the models has a :func:`compute_median_regret` above
-    :data:`LARGEST_REGRET_OF_NOISE` (1.25), the model with the lower median regret is better.
+    :data:`MAX_REGRET_FROM_NOISE` (1.25), the model with the lower median regret is better.
 
     Args:
         now, before: Site -> validation loss of the current and of the previous best model.
@@ -378,7 +382,7 @@ def is_better_model(now: Losses, before: Losses, lowest: Losses) -> bool:
     losses_before = {site: before[site] for site in judges}
     regret_now = compute_median_regret(losses_now, lowest)
     regret_before = compute_median_regret(losses_before, lowest)
-    if len(judges) >= FEWEST_TO_OUTVOTE and max(regret_now, regret_before) > LARGEST_REGRET_OF_NOISE:
+    if len(judges) >= MIN_SITES_TO_OUTVOTE and max(regret_now, regret_before) > MAX_REGRET_FROM_NOISE:
         return regret_now < regret_before
     # Both sums are over the same sites, so that the lower one has the lower mean.
     return sum_in_order(losses_now.values()) < sum_in_order(losses_before.values())

@@ -1,13 +1,13 @@
-"""Trials: whose update harms a round's model, found by few models at few sites.
+"""Trials: find the site whose update harms a round's model, with few extra models that few sites evaluate.
 
 A trial compares the model from all updates with models from which some updates are left out. It costs evaluations and
-the traffic of whole models, so it takes place only for a reason: an update had to be shortened, or one that is as long
-as all others together may hold them up; the model collapsed, or its loss rose beyond what the rounds before explain. A
-loss that stands still is no reason alone: near the end of training it does so in every honest run.
+the traffic of whole models, so it needs a reason. One is that an update had to be shortened, or that an update as long
+as all others together may stop their progress. Another is that the model collapsed, or that its loss rose beyond what
+earlier rounds explain. A loss that stops falling is no reason alone: in every honest run it does so near the end.
 
-Where single updates are the reason, only these are suspects. Otherwise all sites are, and the suspects are halved until
-one is left. The order of suspicion decides which half is tried first: an update's length, then its angle to the sum of
-the others. Only the last comparison counts against a site: with its update alone left out.
+If single updates are the reason, only their sites are suspects. Otherwise all sites are, and the suspects are halved
+until one is left. The half with the longest updates, and then with the widest angles to the sum of the other updates,
+is tried first. Only the last comparison, of the model without the update of this site alone, counts against a site.
 """
 
 import math
@@ -20,25 +20,27 @@ import numpy as np
 from polyclinic.common.wire.records import ModelGroups
 from polyclinic.strategies.engine.events import FederationValidation
 
-HARM, HARM_AUROC = 2.0, 0.1
+HARMFUL_LOSS_RATIO, HARMFUL_AUROC_DROP = 2.0, 0.1
 """An update harms if it raises the loss by this ratio, or lowers the AUROC by this difference."""
-GROUP_HARM, GROUP_HARM_AUROC = 1.4, 0.05
-"""The same for a group of updates, which is then divided: honest updates in the group hide a part of the harm."""
-LEAST_LOSS = 0.1
-"""A lower loss counts as this loss, because a loss of 0.02 near convergence doubles by chance."""
-FEWEST_JUDGES, MOST_JUDGES = 2, 5
-"""Number of other sites that judge an update: a single judge could exclude any other site, more than five are not
-needed for a majority against one that lies."""
-OPPOSING = 0.85
-"""An update can hold up the others if it is nearly as long as all of them together: at least this share of it."""
-STALL = 0.98
-"""A loss has fallen clearly if it is at most this share of the one before."""
-RISE, NOISE_WIDTHS, FEWEST_CHANGES = 1.5, 5.0, 5
+HARMFUL_GROUP_LOSS_RATIO, HARMFUL_GROUP_AUROC_DROP = 1.4, 0.05
+"""Limits for a group of updates, which is then divided; they are lower, because honest updates hide some harm."""
+MIN_COMPARED_LOSS = 0.1
+"""Lower losses count as this loss, because near convergence a loss of 0.02 may double by chance."""
+MIN_JUDGES, MAX_JUDGES = 2, 5
+"""Smallest and largest number of other sites that judge an update.
+
+A single judge could exclude any other site; five are enough for a majority against one that lies.
+"""
+OPPOSING_LENGTH_SHARE = 0.85
+"""Share of the length of all other updates together, from which on an update can cancel them."""
+CLEAR_FALL_RATIO = 0.98
+"""A loss has clearly fallen if it is at most this multiple of the previous one."""
+CLEAR_RISE_RATIO, CLEAR_RISE_DEVIATIONS, MIN_EARLIER_CHANGES = 1.5, 5.0, 5
 """A loss has risen beyond noise if it is more than 1.5 times the one before, and the change of its logarithm is more
 than five robust standard deviations above the median of the changes before, of which there must be five."""
 ROBUST_DEVIATION = 1.4826
 """Standard deviation of normal values, divided by their median absolute deviation."""
-CHANGES_STORED = 20
+MAX_STORED_CHANGES = 20
 """Number of the latest changes of the loss that are compared."""
 
 Losses = Mapping[str, float]
@@ -48,7 +50,7 @@ def compute_loss_ratio(loss: float, other: float) -> float:
     """Return how many times as high a loss is as another; infinite if it alone is not finite."""
     if not math.isfinite(other):
         return 1.0
-    return max(loss, LEAST_LOSS) / max(other, LEAST_LOSS) if math.isfinite(loss) else math.inf
+    return max(loss, MIN_COMPARED_LOSS) / max(other, MIN_COMPARED_LOSS) if math.isfinite(loss) else math.inf
 
 
 # ---------------------------------------------------------------------- reasons for a trial
@@ -64,25 +66,29 @@ def compute_loss_change(losses: Losses, before: Losses) -> float | None:
 def has_model_stalled(losses: Losses, before: Losses) -> bool:
     """Return True if at more than half of the sites a model's loss is not clearly lower than that of the model before.
 
-    A loss is clearly lower if it is at most :data:`STALL` times the loss before, or at most :data:`LEAST_LOSS`.
+    A loss is clearly lower if it is at most :data:`CLEAR_FALL_RATIO` times the loss before, or at most
+    :data:`MIN_COMPARED_LOSS`.
 
     Args:
         losses: Site -> validation loss of the model.
         before: Site -> validation loss of the model before; sites without both losses do not count.
     """
-    judges, no_better = losses.keys() & before.keys(), 0
+    judges = losses.keys() & before.keys()
+    no_better = 0
     for site in judges:
-        no_better += losses[site] > LEAST_LOSS and compute_loss_ratio(losses[site], before[site]) > STALL
+        no_better += (
+            losses[site] > MIN_COMPARED_LOSS and compute_loss_ratio(losses[site], before[site]) > CLEAR_FALL_RATIO
+        )
     return 2 * no_better > len(judges) > 0
 
 
 def find_opposing_sites(relative_lengths: Mapping[str, float]) -> list[str]:
-    """Return the sites whose updates are long enough to hold up all others.
+    """Return the sites whose updates are long enough to cancel all others.
 
     Args:
         relative_lengths: Site -> length of its update, in median lengths of the round.
     """
-    least = OPPOSING * (len(relative_lengths) - 1)
+    least = OPPOSING_LENGTH_SHARE * (len(relative_lengths) - 1)
     return [site for site, length in relative_lengths.items() if length > least]
 
 
@@ -93,15 +99,15 @@ def has_loss_risen_beyond_noise(change: float | None, earlier: Sequence[float]) 
         change: Change of the logarithm of the loss (:func:`compute_loss_change`).
         earlier: The changes of the rounds before.
     """
-    if change is None or change <= math.log(RISE) or len(earlier) < FEWEST_CHANGES:
+    if change is None or change <= math.log(CLEAR_RISE_RATIO) or len(earlier) < MIN_EARLIER_CHANGES:
         return False
     middle = statistics.median(earlier)
     deviation = ROBUST_DEVIATION * statistics.median(abs(value - middle) for value in earlier)
-    return change > middle + NOISE_WIDTHS * deviation
+    return change > middle + CLEAR_RISE_DEVIATIONS * deviation
 
 
 def order_by_suspicion(updates: Mapping[str, ModelGroups], relative_lengths: Mapping[str, float]) -> list[str]:
-    """Return the sites, those first whose updates are longest, or point away from the sum of the other updates.
+    """Return the sites, the most suspicious first: those with the longest updates or the widest angles to the others.
 
     Args:
         updates: Site -> its update.
@@ -150,13 +156,13 @@ class Harm:
 
     @property
     def excludes_site(self) -> bool:
-        """Return True if a site with such an update is excluded."""
-        return self.loss_ratio >= HARM or self.auroc_drop >= HARM_AUROC
+        """Return True if the harm is large enough to exclude the site."""
+        return self.loss_ratio >= HARMFUL_LOSS_RATIO or self.auroc_drop >= HARMFUL_AUROC_DROP
 
     @property
     def is_in_group(self) -> bool:
-        """Return True if an update of a group with such a harm may be a harmful one."""
-        return self.loss_ratio >= GROUP_HARM or self.auroc_drop >= GROUP_HARM_AUROC
+        """Return True if a group with this harm may contain a harmful update."""
+        return self.loss_ratio >= HARMFUL_GROUP_LOSS_RATIO or self.auroc_drop >= HARMFUL_GROUP_AUROC_DROP
 
 
 def measure_harm(whole: FederationValidation, trial: FederationValidation, out: Collection[str]) -> Harm:
@@ -188,9 +194,9 @@ def describe_harm(harm: Harm) -> str:
 def _compute_majority_bound(values: list[float], none: float) -> float:
     """Return the largest b such that more than half of the values are >= b.
 
-    Return ``none`` if there are fewer values than :data:`FEWEST_JUDGES`.
+    Return ``none`` if there are fewer values than :data:`MIN_JUDGES`.
     """
-    return sorted(values)[(len(values) - 1) // 2] if len(values) >= FEWEST_JUDGES else none
+    return sorted(values)[(len(values) - 1) // 2] if len(values) >= MIN_JUDGES else none
 
 
 # ---------------------------------------------------------------------- the search
@@ -205,7 +211,7 @@ class UpdateTrial:
 
     Attributes:
         validate: Makes a model and has it evaluated.
-        judges: Sites that can judge, those first whose word is worth most.
+        judges: Sites that can judge, in the order in which they are asked.
     """
 
     validate: Validate
@@ -226,7 +232,7 @@ class UpdateTrial:
         return "", ""
 
     def _narrow_down(self, suspects: Sequence[str]) -> Iterator[str]:
-        """Yield the suspects of which each must be tried alone; halves without harm are left out."""
+        """Yield the suspects that must be tried alone; groups without harm are skipped."""
         if len(suspects) < 2:
             yield from suspects
             return
@@ -240,8 +246,8 @@ class UpdateTrial:
 
     def _measure_harm_of_group(self, group: Sequence[str]) -> Harm | None:
         """Return the harm of a group's updates; None if too few other sites can judge it."""
-        judges = [site for site in self.judges if site not in group][:MOST_JUDGES]
-        if len(judges) < FEWEST_JUDGES:
+        judges = [site for site in self.judges if site not in group][:MAX_JUDGES]
+        if len(judges) < MIN_JUDGES:
             return None
         new = [site for site in judges if site not in self._judges_of_whole]
         if new:

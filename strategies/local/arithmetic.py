@@ -32,13 +32,13 @@ from polyclinic.strategies.local.training import make_training_reproducible
 
 Request = TypeVar("Request", HospitalPlan, Experiment)
 ARITHMETIC_FILE = "arithmetic.json"
-STEPS = 2
+TIMED_STEPS = 2
 """Number of timed steps for each arithmetic, after one step that is not timed."""
-MOST_IMAGES = 64
-"""Largest number of images in a timed step; more take longer and give the same result."""
-WORTH_IT = 0.9
-"""Largest share of the default's time that a choice may need, so that a second measurement agrees."""
-MOST_KEPT = 100
+MAX_TIMED_IMAGES = 64
+"""Largest number of images in a timed step; more images take longer, and the comparison stays the same."""
+MAX_TIME_RATIO = 0.9
+"""Largest share of the default's time that a chosen format may take, so that a second measurement agrees."""
+MAX_STORED_CHOICES = 100
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class TrainingNumberFormat:
         return f"{self.precision}, {self.memory_format}"
 
 
-DEFAULT = TrainingNumberFormat("float32", "channels_last")
+DEFAULT_NUMBER_FORMAT = TrainingNumberFormat("float32", "channels_last")
 
 
 def read_number_format(training: TrainingSection, device: str) -> TrainingNumberFormat:
@@ -88,7 +88,7 @@ def choose_number_format(plan: HospitalPlan, device: str, folder: Path, *, durab
         stored = {}
     if about not in stored:
         stored[about] = find_fastest_number_format(time_training_steps(plan, list_cpu_number_formats()))
-        newest = dict(list(stored.items())[-MOST_KEPT:])
+        newest = dict(list(stored.items())[-MAX_STORED_CHOICES:])
         text = json.dumps({name: vars(arithmetic) for name, arithmetic in newest.items()}, indent=1)
         write_atomically(folder / ARITHMETIC_FILE, text.encode(), durable=durable)
     return stored[about]
@@ -113,13 +113,13 @@ def find_fastest_number_format(seconds: Mapping[TrainingNumberFormat, float]) ->
         seconds: Number format and memory layout -> seconds of a training step; includes the default.
     """
     best = min(seconds, key=lambda arithmetic: seconds[arithmetic])
-    return best if seconds[best] <= WORTH_IT * seconds[DEFAULT] else DEFAULT
+    return best if seconds[best] <= MAX_TIME_RATIO * seconds[DEFAULT_NUMBER_FORMAT] else DEFAULT_NUMBER_FORMAT
 
 
 def time_training_steps(
     plan: HospitalPlan, arithmetics: Sequence[TrainingNumberFormat]
 ) -> dict[TrainingNumberFormat, float]:
-    """Return the CPU seconds of a training step in each number format, as the minimum of :data:`STEPS` steps.
+    """Return the CPU seconds of a training step in each number format, as the minimum of :data:`TIMED_STEPS` steps.
 
     The formats take turns, so that other programs on the machine slow all of them alike.
 
@@ -127,16 +127,17 @@ def time_training_steps(
         plan: The plan whose network is timed.
         arithmetics: Number formats and memory layouts to time.
     """
-    spec, training = plan.model, plan.training
+    spec = plan.model
+    training = plan.training
     with make_training_reproducible(0, training.threads) as generator:
-        shape = (min(training.batch_size, MOST_IMAGES), *spec.input_shape)
+        shape = (min(training.batch_size, MAX_TIMED_IMAGES), *spec.input_shape)
         images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
         formats = dict.fromkeys(arithmetic.memory_format for arithmetic in arithmetics)
         networks = {name: set_memory_format(build_network(spec, ("",), seed=0), name) for name in formats}
         for network in networks.values():
             unfreeze_network(network)
         turns = list[dict[TrainingNumberFormat, float]]()
-        for _ in range(1 + STEPS):
+        for _ in range(1 + TIMED_STEPS):
             turns.append({})
             for arithmetic in arithmetics:
                 network = networks[arithmetic.memory_format]

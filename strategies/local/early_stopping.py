@@ -52,7 +52,8 @@ class EarlyStopping:
         if not validation_loss <= self.lowest:  # NaN is worse, too
             return replace(self, epochs=self.epochs + 1, worse=self.worse + 1)
         slight = self.slight + (self.lowest - validation_loss < self.tolerance)
-        lowest, epochs = validation_loss, self.epochs + 1
+        lowest = validation_loss
+        epochs = self.epochs + 1
         return replace(self, epochs=epochs, lowest=lowest, best_epoch=self.epochs, worse=0, slight=slight)
 
     @property

@@ -41,7 +41,8 @@ def partial_loss(logits: Tensor, labels: Tensor, annotated: Tensor, positive_wei
     Args:
         positive_weight: Weight of the positives of each class, ``(rows,)``; None weighs all by 1.
     """
-    is_known, present = ~labels.isnan(), labels.nan_to_num()
+    is_known = ~labels.isnan()
+    present = labels.nan_to_num()
     entries = binary_cross_entropy_with_logits(logits, present, reduction="none", pos_weight=positive_weight)
     return torch.where(is_known, entries, 0.0).sum() / is_known.sum().clamp(min=1)
 
@@ -65,7 +66,8 @@ def compute_positive_weights(labels: Tensor) -> Tensor:
     Args:
         labels: All labels of a site, ``(n, rows)``, NaN for unknown.
     """
-    is_known, positives = (~labels.isnan()).sum(dim=0), (labels == 1).sum(dim=0)
+    is_known = (~labels.isnan()).sum(dim=0)
+    positives = (labels == 1).sum(dim=0)
     return torch.where(positives > 0, is_known / positives.clamp(min=1), 1.0)
 
 
@@ -190,7 +192,9 @@ def make_training_loss(
 
 
 def adapt_plugin_loss(loss: Callable[..., Any]) -> LossFunction:
-    """Return a loss of three arguments; one of two, such as ``torch.nn.BCEWithLogitsLoss()``, gets known classes alone.
+    """Return a plug-in's loss as a function of three arguments.
+
+    A loss of two arguments, such as ``torch.nn.BCEWithLogitsLoss()``, gets only the entries of known classes.
 
     The third argument is given to a function that requires three, or calls its third ``annotated``.
     """
@@ -229,17 +233,17 @@ def make_batch_weight(spec: TrainingSection, task: Task, missing: Missing, label
     return lambda labels, annotated: _compute_image_weights(labels, class_weights).sum()
 
 
-def find_loss_setting_faults(training: TrainingSection, task: Task, chooses_loss: bool, level: str) -> list[Fault]:
+def find_loss_setting_faults(training: TrainingSection, task: Task, allows_other_loss: bool, level: str) -> list[Fault]:
     """Return faults if the chosen loss or class weights make no sense with this method, task or privacy level.
 
     Args:
-        chooses_loss: True if the method lets ``[training]`` choose the loss.
+        allows_other_loss: True if the method lets ``[training]`` choose the loss.
         level: Level of differential privacy.
     """
     named = {"loss": training.loss != "plain", "class_weights": training.class_weights}
     chosen = [f"training.{key}" for key, is_set in named.items() if is_set]
     faults = []
-    if not chooses_loss:
+    if not allows_other_loss:
         problem = "makes no sense here: the method has a loss of its own."
         faults += [Fault(key, problem, "Leave it out.") for key in chosen]
     if level in STEP_NOISE_LEVELS and training.loss != "plain":
@@ -285,7 +289,8 @@ def _compute_multi_label_loss(
 ) -> Tensor:
     """Return the mean loss over the known labels of a multi-label task; 0 without gradient if no label is known."""
     targets = fill_missing_labels(labels, annotated, missing)
-    is_known, present = ~targets.isnan(), targets.nan_to_num()
+    is_known = ~targets.isnan()
+    present = targets.nan_to_num()
     if spec.loss == "asymmetric":
         # Separate exponents for positives and negatives, whose probability is lowered by a margin (Ridnik et al., ICCV
         # 2021, eq. 7).

@@ -99,11 +99,11 @@ class LabelledExamples:
 
     @property
     def examples_per_epoch(self) -> int:
-        """The number of examples that an epoch reads: images, or patches of them."""
+        """Return the number of examples that an epoch reads: images, or patches of them."""
         return len(self) if self.sampling is None else len(self) * self.sampling.per_image
 
     def draw_patches(self, generator: torch.Generator) -> "LabelledExamples":
-        """Return the patches of one epoch as examples; of whole images these examples themselves.
+        """Return the patches of one epoch as examples; without patch sampling, these examples themselves.
 
         Args:
             generator: CPU generator, which decides on the patches.
@@ -186,7 +186,7 @@ def pair_pixels_with_labels(
 
 
 def read_in_patches(examples: LabelledExamples, model: ModelSpec, training: TrainingSection) -> LabelledExamples:
-    """Return training examples of which an epoch draws patches if the model asks for them, else the same."""
+    """Return the training examples, with patch sampling if the model has a patch size."""
     if model.patch_size is None:
         return examples
     sampling = PatchSampling(model.sides, training.patches_per_volume, training.patch_foreground)
@@ -217,7 +217,7 @@ class ClientContext:
 
 @dataclass(frozen=True)
 class LocalRound:
-    """What a method defines for one round at one site: the objective, the statistics to send and the state to store.
+    """One round at one site as a method defines it: the objective, the statistics to send and the state to store.
 
     Attributes:
         objective: The function that training minimises.

@@ -18,8 +18,9 @@ from polyclinic.common.models.network import Precision, SplitNetwork
 from polyclinic.common.models.parts import iterate_parameters
 from polyclinic.common.plugins import OPTIMIZERS, PLUGIN_PREFIX, SCHEDULES, load_plugin_entry_point
 
-FIRST_SCALE = 1024.0
-"""The scale at the start of each epoch. Torch's 65536 overflows in the first steps, and a small site has few others."""
+INITIAL_GRADIENT_SCALE = 1024.0
+"""Loss scale at the start of each epoch. Torch's default of 65536 overflows in the first steps, and a small site has
+few steps."""
 
 Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
 
@@ -95,7 +96,7 @@ def make_gradient_scaler(device: torch.device, precision: Precision) -> torch.am
     A step whose gradients overflow is skipped, and the scale is lowered.
     """
     enabled = networks.resolve_precision(device.type, precision) == "fp16"
-    return torch.amp.GradScaler(device.type, init_scale=FIRST_SCALE, enabled=enabled)
+    return torch.amp.GradScaler(device.type, init_scale=INITIAL_GRADIENT_SCALE, enabled=enabled)
 
 
 def save_optimizer_state(network: SplitNetwork, optimizer: torch.optim.Optimizer) -> dict[str, NDArray[np.float32]]:

@@ -27,7 +27,7 @@ from polyclinic.strategies.local.optimisation import compute_learning_rate_facto
 
 _TRIAL_IMAGES = 4
 _TRANSFORM_TRIALS = 8
-"""Calls of a transform before the first round, each with another seed: one that acts at random may leave some alone."""
+"""Number of trial calls of a transform, each with another seed: a random transform may leave some images unchanged."""
 _SIGNATURES = {
     "loss": "A loss is called as loss(logits, labels, annotated): logits and labels (batch, classes), unknown labels"
     " NaN; annotated (classes,). Or as loss(logits, labels) with the classes that a site annotates. It returns a scalar"
@@ -78,7 +78,8 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, s
     for argument, name in named:
         if not name.startswith(PLUGIN_PREFIX):
             continue
-        where, usage = format_plugin_user_name(argument, name), _SIGNATURES[argument]
+        where = format_plugin_user_name(argument, name)
+        usage = _SIGNATURES[argument]
         try:
             with torch.random.fork_rng(devices=[]):
                 if argument == "loss":
@@ -95,9 +96,10 @@ def find_plugin_faults(experiment: Experiment, classes: int, missing: Missing, s
 
 
 def _test_plugin_loss(experiment: Experiment, classes: int, missing: Missing, site_labels: SiteLabels) -> None:
-    """Call a loss as a site does that annotates all classes, and as the one does that annotates the fewest."""
+    """Call a loss as at a site that annotates all classes, and as at the site that annotates the fewest."""
     _refuse_class_or_softmax(experiment)
-    few, lacks = site_labels.fewest_classes, site_labels.fewest_classes < classes
+    few = site_labels.fewest_classes
+    lacks = site_labels.fewest_classes < classes
     annotated = torch.ones(classes, dtype=torch.bool)
     has_unknown = site_labels.has_unknown or (site_labels.is_pooled and lacks)
     _test_plugin_loss_once(experiment, missing, annotated, has_unknown=has_unknown)
@@ -120,7 +122,7 @@ def _test_plugin_loss(experiment: Experiment, classes: int, missing: Missing, si
 def _make_few_classes_fault(
     experiment: Experiment, counts: tuple[int, int], error: BaseException, *, gets_all: bool
 ) -> Fault:
-    """Return the fault of a loss that works with all classes, and fails at a site that annotates fewer.
+    """Return the fault of a loss that works with all classes but fails at a site that annotates fewer.
 
     Args:
         counts: Number of classes of the site, and of the run.
@@ -156,7 +158,7 @@ def _refuse_class_or_softmax(experiment: Experiment) -> None:
 
 
 def _refuse_class(argument: str, part: Any) -> None:
-    """Refuse a class in the place of its object: a call would only make an object."""
+    """Refuse a class given instead of an object of it, because a call would only make an object."""
     if isinstance(part, type):
         remedy = f"Pass an object of it: {argument}={part.__name__}()."
         raise BadInput([Fault("", f"is the class {part.__name__}, and its call makes an object.", remedy)])
@@ -182,7 +184,8 @@ def describe_softmax_like_loss(experiment: Experiment, classes: int, missing: Mi
         classes: Number of classes of the run.
         missing: How the loss treats classes that a site does not annotate.
     """
-    name, task = experiment.training.loss, experiment.model.task
+    name = experiment.training.loss
+    task = experiment.model.task
     if not name.startswith(PLUGIN_PREFIX) or task != "multi_label" or classes < 2:
         return ""
     labels = torch.eye(classes)[torch.arange(_TRIAL_IMAGES) % classes]
@@ -215,7 +218,8 @@ def is_transform_repeatable(experiment: Experiment) -> bool:
 
 def _transform_trial_images(experiment: Experiment, seed: int) -> Tensor:
     """Return images of noise, ``(4, channels, height, width)`` in 0..255, after the augmentation."""
-    model, generator = experiment.model, torch.Generator().manual_seed(seed)
+    model = experiment.model
+    generator = torch.Generator().manual_seed(seed)
     images = 255 * torch.rand(_TRIAL_IMAGES, *model.input_shape, generator=generator)
     return augment_images_weakly(images, experiment.augmentation, generator)
 
@@ -251,7 +255,8 @@ def _test_plugin_loss_once(experiment: Experiment, missing: Missing, annotated: 
         annotated: Mask of the classes that a site annotates, ``(classes,)``.
     """
     task: Task = experiment.model.task
-    classes, own = len(annotated), int(annotated.sum())
+    classes = len(annotated)
+    own = int(annotated.sum())
     labels = torch.eye(classes)[torch.arange(_TRIAL_IMAGES) % own]
     if task == "multi_label":
         labels[:, ~annotated] = torch.nan
@@ -288,5 +293,7 @@ def _test_plugin(argument: str, name: str, experiment: Experiment) -> None:
             for server_round in range(1, experiment.run.rounds + 1):
                 compute_learning_rate_factor(training, server_round, experiment.run.rounds)
         case "metrics":
-            metric, scores, labels = load_plugin_metrics([name])[name], np.linspace(0.1, 0.9, 40), np.arange(40) % 2.0
+            metric = load_plugin_metrics([name])[name]
+            scores = np.linspace(0.1, 0.9, 40)
+            labels = np.arange(40) % 2.0
             compute_plugin_metric(name, metric, scores, labels)

@@ -1,4 +1,4 @@
-"""Losses of segmentation, where some classes are not annotated: never background, unless a method says so.
+"""Losses of segmentation in which classes that a site does not annotate are not taken for background.
 
 Shapes: ``logits`` and ``labels (batch, rows, *spatial)``, labels 1, 0, or NaN for unknown; ``annotated (rows,)``.
 
@@ -27,8 +27,8 @@ from polyclinic.strategies.local.losses import (
     partial_loss,
 )
 
-SMOOTH = 1.0
-"""Pixels that are added to both sides of a Dice, so that it is defined where nothing is there or predicted."""
+DICE_SMOOTHING_PIXELS = 1.0
+"""Pixels added to numerator and denominator of a Dice, which is then defined without labelled or predicted pixels."""
 
 
 def dice_loss_of_known_pixels(probabilities: Tensor, labels: Tensor) -> Tensor:
@@ -60,7 +60,8 @@ def marginal_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     probability of the background and of all unknown classes together. Images without any known class are left out.
     """
     background = logits.new_zeros(logits[:, :1].shape)
-    unknown, present = labels.isnan(), labels == 1
+    unknown = labels.isnan()
+    present = labels == 1
     whole = torch.cat([background, logits], 1)
     others = torch.cat([background, logits.masked_fill(~unknown, -torch.inf)], 1).logsumexp(1)  # (batch, *spatial)
     is_shown = present.any(1)
@@ -74,7 +75,7 @@ def marginal_loss(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
 
 
 def exclusion_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return how much unknown classes are predicted where a known class is: they exclude one another (Shi et al.).
+    """Return how much unknown classes are predicted at pixels of known classes, which exclude them (Shi et al.).
 
     For each unknown class it is the Dice between its probability p and the pixels e of known classes, plus the mean of
     ``log(p + 1)`` over these pixels. Both are 0 if no unknown class is predicted there.
@@ -87,7 +88,7 @@ def exclusion_loss(logits: Tensor, labels: Tensor) -> Tensor:
     axes = [0, *range(2, labels.ndim)]
     common = torch.where(occupied, predicted, 0.0).sum(axes)
     pixels = occupied.sum(axes)
-    dice = 2 * common / (predicted.sum(axes) + pixels + SMOOTH)
+    dice = 2 * common / (predicted.sum(axes) + pixels + DICE_SMOOTHING_PIXELS)
     entropy = torch.where(occupied, torch.log1p(predicted), 0.0).sum(axes) / pixels.clamp(min=1)
     return mean_over_mask(unknown.flatten(2).any(2).any(0), dice + entropy)
 
@@ -109,7 +110,8 @@ def conditional_distillation_loss(
 
     Wang, Shen, Myronenko et al., arXiv 2412.18833, and NVFlare's research/condist-fl: probabilities are conditional on
     no class of the site being there, and pixels in which label or teacher shows one are left out. The Dice of each
-    class is taken over the whole batch. Departure: :data:`SMOOTH` is added, so that no batch divides by zero.
+    class is taken over the whole batch. Departure: :data:`DICE_SMOOTHING_PIXELS` is added, so that no batch divides by
+    zero.
 
     Args:
         student: Logits ``(batch, rows, *spatial)`` of exclusive classes, the background's being 0.
@@ -136,7 +138,7 @@ def conditional_distillation_loss(
 def independent_distillation_loss(student: Tensor, teacher: Tensor, annotated: Tensor, temperature: float) -> Tensor:
     """Return the Dice loss between student and teacher over the classes that a site does not annotate.
 
-    The form for classes that may overlap: a class's conditional probability is its own, and no pixel is left out.
+    This is for classes that may overlap: conditional and plain probability are the same, and no pixel is left out.
     """
     others = ~annotated
     targets = (teacher[:, others] / temperature).sigmoid()
@@ -148,7 +150,7 @@ def _compute_soft_dice(predicted: Tensor, targets: Tensor) -> Tensor:
     """Return the Dice ``(rows,)`` between two kinds of probabilities, over all pixels of a batch together."""
     axes = [0, *range(2, predicted.ndim)]
     common = (predicted * targets).sum(axes)
-    return (2 * common + SMOOTH) / (predicted.sum(axes) + targets.sum(axes) + SMOOTH)
+    return (2 * common + DICE_SMOOTHING_PIXELS) / (predicted.sum(axes) + targets.sum(axes) + DICE_SMOOTHING_PIXELS)
 
 
 SEGMENTATION_LOSSES: Mapping[tuple[Task, Missing], LossFunction] = {

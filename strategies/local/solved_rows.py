@@ -17,8 +17,9 @@ from polyclinic.common.models.network import Model, compute_features_and_logits
 from polyclinic.strategies.local.losses import LossFunction
 from polyclinic.strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound
 
-FEWEST_IMAGES = 5
-"""Fewest images with a class, and without it, from which its row is solved: a mean of fewer is nearly an image."""
+MIN_IMAGES_PER_SIDE = 5
+"""Smallest number of images with a class, and without it, from which its row is solved. A mean of fewer would nearly
+show a single image."""
 
 
 def solve_row(features: Tensor, present: Tensor, shrinkage: float) -> Tensor:
@@ -29,7 +30,8 @@ def solve_row(features: Tensor, present: Tensor, shrinkage: float) -> Tensor:
         present: True for the images that show the class, bool ``(n,)``; at least one on each side.
         shrinkage: Multiple of the mean variance of a feature that is added to the diagonal of S.
     """
-    positives, negatives = features[present], features[~present]
+    positives = features[present]
+    negatives = features[~present]
     difference = positives.mean(dim=0) - negatives.mean(dim=0)
     deviations = torch.cat([positives - positives.mean(dim=0), negatives - negatives.mean(dim=0)])  # (n, F)
     scatter = deviations.T @ deviations / len(deviations)  # (F, F)
@@ -67,7 +69,7 @@ def mix_with_solved_row(
 def solve_own_rows(network: Model, examples: LabelledExamples, share: float, shrinkage: float) -> Tensor:
     """Replace, in place, the head rows of classes that the site annotates by mixtures with their solved rows.
 
-    A class with fewer than :data:`FEWEST_IMAGES` images on one side keeps its trained row.
+    A class with fewer than :data:`MIN_IMAGES_PER_SIDE` images on one side keeps its trained row.
 
     Args:
         share: Weight of the solved row in each mixture.
@@ -78,13 +80,15 @@ def solve_own_rows(network: Model, examples: LabelledExamples, share: float, shr
     """
     received, _ = compute_features_and_logits(network, examples.images, "float32")  # (n, F)
     features = received.double().cpu()
-    labels, head = examples.labels.cpu(), network.head
+    labels = examples.labels.cpu()
+    head = network.head
     for row in examples.annotated.cpu().nonzero().flatten().tolist():
         known = ~labels[:, row].isnan()
         present = labels[known, row] == 1
-        if min(int(present.sum()), int((~present).sum())) < FEWEST_IMAGES:
+        if min(int(present.sum()), int((~present).sum())) < MIN_IMAGES_PER_SIDE:
             continue
-        weight, bias = head.weight[row].double().cpu(), head.bias[row].double().cpu()
+        weight = head.weight[row].double().cpu()
+        bias = head.bias[row].double().cpu()
         weight, bias = mix_with_solved_row(weight, bias, features[known], present, share, shrinkage)
         head.weight[row] = weight.to(head.weight)
         head.bias[row] = bias.to(head.bias)
@@ -93,7 +97,7 @@ def solve_own_rows(network: Model, examples: LabelledExamples, share: float, shr
 
 
 def make_solving_round(context: ClientContext, loss: LossFunction, share: float, shrinkage: float) -> LocalRound:
-    """Solve the site's own rows on the received trunk; return a local round that leaves the model as it is then.
+    """Solve the site's own rows on the received trunk; return a local round that does not change the model further.
 
     Args:
         loss: The training loss; the round reports its value with the new rows.

@@ -52,7 +52,7 @@ ALL_BUT_THE_LAST = RoundDefault("all but the last", _count_all_but_the_last)
 
 
 def make_share_of_rounds(name: str, numerator: int, denominator: int, most: int) -> RoundDefault:
-    """Return the default "a share of the run's rounds, at least one, at most the value of the paper".
+    """Return a default that is a share of the run's rounds: at least one, at most the paper's value.
 
     Args:
         name: The share in words, such as "half".
@@ -66,7 +66,7 @@ def make_share_of_rounds(name: str, numerator: int, denominator: int, most: int)
 
 
 def add_round_defaults(defaults: Mapping[str, RoundDefault], given: Settings, rounds: int) -> dict[str, Any]:
-    """Return a ``[method]`` table with the settings that count rounds, where it does not give them."""
+    """Return a ``[method]`` table with defaults for the settings that count rounds and that it does not give."""
     settings = dict(given)
     for key, default in defaults.items():
         if key not in settings:
@@ -75,6 +75,6 @@ def add_round_defaults(defaults: Mapping[str, RoundDefault], given: Settings, ro
 
 
 def get_round_count(settings: Settings, key: str, default: int) -> int:
-    """Return a setting that counts rounds; the default if it is missing or no such number, which is refused later."""
+    """Return a setting that counts rounds; the default if it is missing, or is no such number (it is refused later)."""
     value = settings.get(key, default)
     return value if isinstance(value, int) and value >= 0 else default

@@ -111,13 +111,18 @@ def train_epoch(
     Args:
         generator: CPU generator for order and augmentation, so that these do not depend on the device.
     """
-    examples, spec, frozen = task.examples.draw_patches(generator), task.spec, task.frozen
+    examples = task.examples.draw_patches(generator)
+    spec = task.spec
+    frozen = task.frozen
     set_train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
-    device, augmented = examples.images.device, None
+    device = examples.images.device
+    augmented = None
     if task.augmentation != AugmentationSpec():
         augmented = partial(augment_images_weakly, spec=task.augmentation, generator=generator)
-    losses, parts = [], shuffle_into_batches(len(examples), spec.batch_size, generator, device)
-    scaler, arithmetic = make_gradient_scaler(device, spec.precision), autocast(device, spec.precision)
+    losses = []
+    parts = shuffle_into_batches(len(examples), spec.batch_size, generator, device)
+    scaler = make_gradient_scaler(device, spec.precision)
+    arithmetic = autocast(device, spec.precision)
     # No CUDA graph for an external network: it would repeat the first decisions of the network's Python code. None for
     # gradients summed over batches or stored by a plug-in's optimiser: the next batch's graph may overwrite them.
     steps = spec.gradient_accumulation_steps
@@ -245,7 +250,9 @@ def train_until_loss_settles(
     if criterion.lacks_validation_labels:
         return train_fixed_epochs(network, task, optimizer, generator)
     epoch = task.epoch or train_epoch
-    every, settling, best = list[Losses](), criterion.early_stopping, read_model_state(network)
+    every = list[Losses]()
+    settling = criterion.early_stopping
+    best = read_model_state(network)
     while not settling.stopped:
         every.append(epoch(network, task, optimizer, generator))
         settling = settling.after(criterion.compute_loss_after_epoch(network, every[-1], task.spec))

@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -32,21 +32,20 @@ if TYPE_CHECKING:
 class RoundContext:
     """The data that a method's rules may use: the coordinator's knowledge at the beginning or end of a round.
 
-    Nothing of a site whose statistics do not count is in ``answers``, nor in ``statistics`` of methods that do not
-    store statistics by site (``stores_statistics_by_site``). So a method that uses only these is right by itself.
+    ``answers`` has no site whose statistics do not count. Nor has ``statistics``, unless the method stores statistics
+    by site (``stores_statistics_by_site``). So a method that uses only these two needs no check of its own.
 
     Attributes:
         contract: The run's classes, and the classes that each site annotates.
         answers: Site -> its answer to the roll call, for the sites whose statistics count; claims that are too large
-            are lowered (:mod:`polyclinic.strategies.engine.claims`).
+            are lowered (:mod:`polyclinic.strategies.engine.admission_limits`).
         statistics: Statistics that the method has aggregated so far; part of the coordinator's state.
         round: Number of the round that begins or has just ended.
-        uncounted: Sites whose statistics do not count
-        (:attr:`polyclinic.strategies.engine.state.FederationState.uncounted`), and
-            excluded sites.
+        uncounted: Excluded sites, and sites whose statistics do not count
+            (:attr:`polyclinic.strategies.engine.state.FederationState.uncounted`).
         site_models: Site -> the model as the site passed it on in this round, in the order of visits; only for
             :meth:`Method.aggregate_statistics` of sequential methods with
-            :attr:`polyclinic.strategies.local.site_method.SequentialSite.stores_site_models`.
+            :attr:`polyclinic.strategies.local.method_traits.SequentialTraits.stores_site_models`.
     """
 
     task: Task
@@ -286,6 +285,23 @@ class SequentialMethod(Method):
             result: Result after the previous site; at the first site the model from the beginning of the round.
         """
         return passed
+
+
+AnyMethod = TypeVar("AnyMethod", bound=Method)
+
+
+def make_method(rules: type[AnyMethod], site_class: type[SiteMethod]) -> type[AnyMethod]:
+    """Return the coordinator's half of a method that differs from another one at the hospitals alone.
+
+    The class has the name of the hospital's half without ``Site``, and must be bound to this name in the same module.
+
+    Args:
+        rules: The class whose rules it has: :class:`Method` for those of FedAvg, or :class:`SequentialMethod`.
+        site_class: The hospital's half.
+    """
+    name = site_class.__name__.removesuffix("Site")
+    members = {"site_class": site_class, "__module__": site_class.__module__, "__doc__": site_class.__doc__}
+    return type(name, (rules,), members)
 
 
 def convert_to_json_numbers(values: Mapping[str, NDArray[np.floating]]) -> dict[str, float | None]:

@@ -1,17 +1,20 @@
 """The baselines of the papers' comparisons; each differs from FedAvg in one choice.
 
-The coordinator's half of each is that of FedAvg; the hospital's half declares the choice.
+The hospital's half declares the choice; the coordinator's half of each has the rules of FedAvg.
 """
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
 
+from polyclinic.common.contract import PooledLabels
 from polyclinic.strategies.aggregation.means import Weighting
 from polyclinic.strategies.local.losses import Missing
-from polyclinic.strategies.local.site_method import Parameters, Payload, Pooled, SiteMethod, TrunkRule
-from polyclinic.strategies.methods.base import Method
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters, Payload, TrunkRule
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.methods.base import Method, make_method
 
 
 class FedAvgParameters(Parameters):
@@ -51,56 +54,49 @@ class CentralisedTrainingParameters(Parameters):
 
 
 class VanillaFedAvgSite(SiteMethod):
-    name = "vanilla"
-    missing = "negative"
-
-
-class VanillaFedAvg(Method):
     """FedAvg with all head rows at every site; classes that a site does not annotate count as negative."""
 
-    site_class = VanillaFedAvgSite
+    traits = MethodTraits("vanilla", missing="negative")
+
+
+VanillaFedAvg = make_method(Method, VanillaFedAvgSite)
 
 
 class PartialLossSite(SiteMethod):
-    name = "partial_loss"
-
-
-class PartialLoss(Method):
     """FedAvg with all head rows at every site; classes that a site does not annotate are omitted from its loss.
 
     In the paper, the warm-up counts missing labels as negative, which weakens this baseline. Here the warm-up omits
     missing labels, too (docs/papers.md#surgical-baselines).
     """
 
-    site_class = PartialLossSite
+    traits = MethodTraits("partial_loss")
+
+
+PartialLoss = make_method(Method, PartialLossSite)
 
 
 class PersonalisedHeadsSite(SiteMethod):
-    name = "pfl"
-    declared = Payload(head=False, rows="own")
-
-
-class PersonalisedHeads(Method):
     """FedAvg without the head; each site keeps a local head for its own classes."""
 
-    site_class = PersonalisedHeadsSite
+    traits = MethodTraits("pfl", payload=Payload(head=False, rows="own"))
+
+
+PersonalisedHeads = make_method(Method, PersonalisedHeadsSite)
 
 
 class IndividualTrainingSite(SiteMethod):
-    name = "individual"
-    declared = Payload(trunk=False, head=False, rows="own")
-    selection = "site"
-
-
-class IndividualTraining(Method):
     """Training of each site alone, for as many epochs as in a federation; sites send metrics, and no updates."""
 
-    site_class = IndividualTrainingSite
+    traits = MethodTraits("individual", payload=Payload(trunk=False, head=False, rows="own"), selection="site")
+
+
+IndividualTraining = make_method(Method, IndividualTrainingSite)
 
 
 class CentralisedTrainingSite(SiteMethod):
-    name = "centralised"
-    table = CentralisedTrainingParameters
+    """Training on all sites' images pooled in one place, which no hospital allows: the upper bound of a federation."""
+
+    traits = MethodTraits("centralised", parameters_class=CentralisedTrainingParameters)
     parameters: CentralisedTrainingParameters
 
     @cached_property
@@ -109,57 +105,45 @@ class CentralisedTrainingSite(SiteMethod):
         return "masked"
 
     @property
-    def pooled_missing_labels(self) -> Pooled:
+    def pooled_missing_labels(self) -> PooledLabels:
         """Return how the loss treats classes that an image's site does not annotate."""
         return self.parameters.missing
 
 
-class CentralisedTraining(Method):
-    """Training on all sites' images pooled in one place, which no hospital allows: the upper bound of a federation."""
-
-    site_class = CentralisedTrainingSite
+CentralisedTraining = make_method(Method, CentralisedTrainingSite)
 
 
 class FedAvgSite(SiteMethod):
-    name = "fedavg"
-    table = FedAvgParameters
-    full_coverage = True
-
-
-class FedAvg(Method):
     """FedAvg (McMahan et al., AISTATS 2017): every site annotates every class, and the whole model is averaged."""
 
-    site_class = FedAvgSite
+    traits = MethodTraits("fedavg", parameters_class=FedAvgParameters, needs_full_coverage=True)
+
+
+FedAvg = make_method(Method, FedAvgSite)
 
 
 class FedBNSite(FedAvgSite):
-    name = "fedbn"
-    table = FedBNParameters
-
-
-class FedBN(Method):
     """FedBN (Li et al., ICLR 2021): FedAvg with batch normalisation that stays local at each site."""
 
-    site_class = FedBNSite
+    traits = replace(FedAvgSite.traits, name="fedbn", parameters_class=FedBNParameters)
+
+
+FedBN = make_method(Method, FedBNSite)
 
 
 class FedBNPlusSite(FedAvgSite):
-    name = "fedbn_plus"
-    table = FedBNPlusParameters
-
-
-class FedBNPlus(Method):
     """FedBN+: FedAvg with batch normalisation frozen at its initial values (arXiv 2303.06180)."""
 
-    site_class = FedBNPlusSite
+    traits = replace(FedAvgSite.traits, name="fedbn_plus", parameters_class=FedBNPlusParameters)
+
+
+FedBNPlus = make_method(Method, FedBNPlusSite)
 
 
 class FedProxSite(SiteMethod):
-    name = "fedprox"
-    table = FedProxParameters
-
-
-class FedProx(Method):
     """FedProx (Li et al., MLSys 2020): FedAvg with a proximal term in the loss; sites may have partial labels."""
 
-    site_class = FedProxSite
+    traits = MethodTraits("fedprox", parameters_class=FedProxParameters)
+
+
+FedProx = make_method(Method, FedProxSite)

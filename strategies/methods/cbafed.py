@@ -45,8 +45,9 @@ from polyclinic.common.wire.records import Arrays, ModelGroups, select_arrays_wi
 from polyclinic.strategies.aggregation.means import Weighting, Weights, mix_tensors
 from polyclinic.strategies.aggregation.server_optimizer import Moments
 from polyclinic.strategies.local.losses import compute_positive_weights, partial_loss
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters, Payload, Statistic
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, Losses
-from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.stages import RoundDefault, Settings, Stage, get_round_count, make_share_of_rounds
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply, convert_to_json_numbers
 
@@ -55,7 +56,7 @@ Float64 = NDArray[np.float64]
 
 
 def _choose_mixing_period(rounds: int, settings: Settings) -> int:
-    """Return 5, or one round less than the longer stage has: its first mixing comes so many rounds after its first."""
+    """Return 5, or in short runs one less than the rounds of the longer stage, so that a mixing takes place."""
     first = get_round_count(settings, "stage_one_rounds", 1)
     return max(1, min(5, max(first, rounds - first) - 1))
 
@@ -99,7 +100,8 @@ class CBAFedParameters(Parameters):
 
     def list_stages(self) -> tuple[Stage, ...]:
         """Return stage 2, and the first mixing with an earlier model, which is in stage 1 if that is long enough."""
-        first, period = self.stage_one_rounds, self.residual_every
+        first = self.stage_one_rounds
+        period = self.residual_every
         stages = [Stage("stage 2, in which missing labels get pseudo-labels, begins", first + 1, ("stage_one_rounds",))]
         if period:
             mixing = period + 1 if first > period else first + period + 1
@@ -126,7 +128,7 @@ def compute_pseudo_label_thresholds(entries: Floats, base: float, lowest: float,
 
 
 def count_trained_label_entries(reply: SiteReply) -> Float64:
-    """Return how many labels and pseudo-labels of each class a site says it trained on, ``(classes,)``.
+    """Return how many labels and pseudo-labels of each class a site trained on by its own statement, ``(classes,)``.
 
     Each count is limited to the site's number of training images.
     """
@@ -150,7 +152,8 @@ def compute_label_and_tag_loss(
         annotated: True for the classes that the site labels, ``(classes,)``; the others have pseudo-labels.
         positive_weight: Weight of the positives of each class, ``(classes,)``; None weighs all by 1.
     """
-    is_known, present = ~targets.isnan(), targets.nan_to_num()
+    is_known = ~targets.isnan()
+    present = targets.nan_to_num()
     entries = binary_cross_entropy_with_logits(logits, present, reduction="none", pos_weight=positive_weight)
     sums, counts = torch.where(is_known, entries, 0.0).sum(dim=0), is_known.sum(dim=0)  # (classes,)
     labelled = sums[annotated].sum() / counts[annotated].sum().clamp(min=1)
@@ -174,20 +177,25 @@ def assign_pseudo_labels(probabilities: Tensor, threshold: Tensor) -> Tensor:
 class CBAFedSite(SiteMethod):
     """The hospital's half of CBAFed: from stage 2 on, it trains on labels and on pseudo-labels made before training."""
 
-    name = "cbafed"
-    no_segmentation = "it decides for whole images whether a class is there"
-    table = CBAFedParameters
-    parameters: CBAFedParameters
-    declared = Payload(
-        statistics=(Statistic("entries", "counts", "how many images it took for present or absent, class by class"),)
+    traits = MethodTraits(
+        "cbafed",
+        parameters_class=CBAFedParameters,
+        payload=Payload(
+            statistics=(
+                Statistic("entries", "counts", "how many images it took for present or absent, class by class"),
+            )
+        ),
+        weighs_updates=True,
+        supports_multi_class=False,
+        reason_against_segmentation="it decides for whole images whether a class is there",
+        allows_other_loss=False,
     )
-    chooses_loss = False
-    weighs_updates = True
-    multi_class = False
+    parameters: CBAFedParameters
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: its objective is the cross-entropy of labels and pseudo-labels."""
-        parameters, targets = self.parameters, self.add_pseudo_labels(context)
+        parameters = self.parameters
+        targets = self.add_pseudo_labels(context)
         positive_weight = compute_positive_weights(targets) if parameters.balanced else None
 
         def objective(model: Model, batch: Batch) -> Tensor:
@@ -206,7 +214,8 @@ class CBAFedSite(SiteMethod):
 
     def add_pseudo_labels(self, context: ClientContext) -> Tensor:
         """Return the site's labels and, in stage 2, pseudo-labels, ``(n, classes)``; NaN if there is neither."""
-        examples, statistics = context.examples, context.statistics
+        examples = context.examples
+        statistics = context.statistics
         if context.round <= self.parameters.stage_one_rounds or "thresholds" not in statistics:
             return examples.labels
         logits = compute_logits(context.network, examples.images, context.spec.precision)
@@ -239,7 +248,8 @@ class CBAFed(Method):
         if context.round < parameters.stage_one_rounds:
             return context.statistics
         entries = np.sum([count_trained_label_entries(reply) for reply in replies.values()], axis=0)  # (classes,)
-        low, high = parameters.threshold_lowest, parameters.threshold_highest
+        low = parameters.threshold_lowest
+        high = parameters.threshold_highest
         thresholds = compute_pseudo_label_thresholds(entries, parameters.threshold_base, low, high)
         return {"thresholds": thresholds.astype(np.float32)}
 

@@ -30,15 +30,16 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from polyclinic.common.models.network import Model
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, copy_model_as_teacher
 from polyclinic.strategies.local.segmentation_losses import (
     conditional_distillation_loss,
     independent_distillation_loss,
     marginal_loss,
 )
-from polyclinic.strategies.local.site_method import Parameters, SiteMethod
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.stages import RoundDefault, Settings, Stage
-from polyclinic.strategies.methods.base import Method
+from polyclinic.strategies.methods.base import Method, make_method
 
 
 def _choose_ramp(rounds: int, settings: Settings) -> int:
@@ -93,12 +94,10 @@ def compute_distance_from_teacher(student: Tensor, teacher: Tensor, temperature:
 class ConDistFLSite(SiteMethod):
     """The hospital's half of ConDistFL: its own labels, and the received model's predictions for other classes."""
 
-    name = "condistfl"
-    table = ConDistFLParameters
+    traits = MethodTraits("condistfl", parameters_class=ConDistFLParameters, supports_multi_class=False)
     parameters: ConDistFLParameters
-    multi_class = False
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: the loss over own classes, plus the weighted distance from the received model."""
         parameters = self.parameters
         supervised = self.choose_training_loss(context.examples, context.spec)
@@ -110,7 +109,8 @@ class ConDistFLSite(SiteMethod):
         )
 
         def objective(model: Model, batch: Batch) -> Tensor:
-            view, others = batch.view(), ~batch.annotated
+            view = batch.view()
+            others = ~batch.annotated
             student = batch.logits(model, view)
             loss = supervised(student, batch.labels, batch.annotated)
             if not others.any():
@@ -123,7 +123,8 @@ class ConDistFLSite(SiteMethod):
 
     def _measure_distance(self, student: Tensor, teacher: Tensor, batch: Batch) -> Tensor:
         """Return the distance between the logits of student and teacher, for the classes that the site lacks."""
-        temperature, others = self.parameters.temperature, ~batch.annotated
+        temperature = self.parameters.temperature
+        others = ~batch.annotated
         if self.task == "exclusive_segmentation":
             return conditional_distillation_loss(student, teacher, batch.labels, batch.annotated, temperature)
         if self.task == "segmentation":
@@ -131,7 +132,5 @@ class ConDistFLSite(SiteMethod):
         return compute_distance_from_teacher(student[:, others], teacher[:, others], temperature)
 
 
-class ConDistFL(Method):
-    """The coordinator's half of ConDistFL, which is that of FedAvg."""
-
-    site_class = ConDistFLSite
+ConDistFL = make_method(Method, ConDistFLSite)
+"""The coordinator's half, with the rules of FedAvg."""

@@ -22,9 +22,10 @@ from dataclasses import replace
 
 from pydantic import Field
 
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters
 from polyclinic.strategies.local.objective import ClientContext, LocalRound, add_proximal_term
-from polyclinic.strategies.local.site_method import Parameters, SiteMethod
-from polyclinic.strategies.methods.base import Method
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.methods.base import Method, make_method
 
 
 class DittoParameters(Parameters):
@@ -40,21 +41,21 @@ class DittoParameters(Parameters):
 class DittoSite(SiteMethod):
     """The hospital's half of Ditto: FedAvg's training, then that of the site's own model."""
 
-    name = "ditto"
-    table = DittoParameters
+    traits = MethodTraits(
+        "ditto",
+        parameters_class=DittoParameters,
+        looks_at_images=False,
+        reason_for_global_norm="a site's own model is held to the whole model that it receives",
+        trains_own_model=True,
+    )
     parameters: DittoParameters
-    looks_at_images = False
-    trains_own_model = True
-    needs_global_norm = "a site's own model is held to the whole model that it receives"
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return FedAvg's local round; the own model's objective adds ``pull / 2`` times the squared distance."""
-        shared = super().client(context)
-        held = add_proximal_term(super().client, self.parameters.pull, head=True, norm=True)(context)
+        shared = super().make_round(context)
+        held = add_proximal_term(super().make_round, self.parameters.pull, head=True, norm=True)(context)
         return replace(shared, own_objective=held.objective)
 
 
-class Ditto(Method):
-    """The coordinator's half of Ditto, which is that of FedAvg."""
-
-    site_class = DittoSite
+Ditto = make_method(Method, DittoSite)
+"""The coordinator's half, with the rules of FedAvg."""

@@ -27,9 +27,10 @@ from polyclinic.common.models.network import Model
 from polyclinic.data.images.augmentation import augment_images_strongly
 from polyclinic.strategies.aggregation.means import Weighting
 from polyclinic.strategies.local.losses import compute_positive_weights, partial_loss
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound
-from polyclinic.strategies.local.site_method import Parameters, SiteMethod
-from polyclinic.strategies.methods.base import Method
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.methods.base import Method, make_method
 
 
 class FedFixMatchParameters(Parameters):
@@ -76,15 +77,17 @@ def compute_unlabelled_loss(strong: Tensor, pseudo: Tensor, positive_weight: Ten
 class FedFixMatchSite(SiteMethod):
     """The hospital's half of FedFixMatch: FixMatch for each class separately."""
 
-    name = "fedfixmatch"
-    no_segmentation = "it compares two views of an image, whose pixels do not lie in one place"
-    table = FedFixMatchParameters
+    traits = MethodTraits(
+        "fedfixmatch",
+        parameters_class=FedFixMatchParameters,
+        supports_volumes=False,  # RandAugment and Cutout change pictures
+        supports_multi_class=False,
+        reason_against_segmentation="it compares two views of an image, whose pixels do not lie in one place",
+        allows_other_loss=False,
+    )
     parameters: FedFixMatchParameters
-    chooses_loss = False
-    multi_class = False
-    takes_volumes = False  # RandAugment and Cutout change pictures
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: it trains on labels with the weak view, on pseudo-labels with the strong view."""
         parameters = self.parameters
         weight = compute_positive_weights(context.examples.labels) if parameters.balanced else None
@@ -102,7 +105,5 @@ class FedFixMatchSite(SiteMethod):
         return LocalRound(objective)
 
 
-class FedFixMatch(Method):
-    """The coordinator's half of FedFixMatch, which is that of FedAvg."""
-
-    site_class = FedFixMatchSite
+FedFixMatch = make_method(Method, FedFixMatchSite)
+"""The coordinator's half, with the rules of FedAvg."""

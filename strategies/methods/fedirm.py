@@ -47,6 +47,7 @@ from polyclinic.common.models.network import Model, compute_logits
 from polyclinic.common.wire.records import Arrays
 from polyclinic.strategies.aggregation.means import Weighting
 from polyclinic.strategies.local.losses import compute_positive_weights, partial_loss
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters, Payload, Statistic
 from polyclinic.strategies.local.objective import (
     Batch,
     ClientContext,
@@ -57,7 +58,7 @@ from polyclinic.strategies.local.objective import (
     plain,
     update_teacher_average,
 )
-from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.stages import RoundDefault, Stage, make_share_of_rounds
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
 from polyclinic.strategies.methods.fedmlp import compute_teacher_consistency_loss
@@ -101,7 +102,8 @@ class FedIRMParameters(Parameters):
         """Return the first round with unlabelled terms, and the round in which they have their largest weight."""
         if not self.unlabelled_weight:
             return ()
-        supervised, ramp = self.supervised_rounds, self.ramp_rounds
+        supervised = self.supervised_rounds
+        ramp = self.ramp_rounds
         event = "training without labels begins"
         return (
             Stage(event, supervised + 1, ("supervised_rounds",), "supervised_rounds = 0"),
@@ -188,17 +190,19 @@ def copy_as_dropout_teacher(model: Model) -> Model:
 class FedIRMSite(SiteMethod):
     """The hospital's half of FedIRM: partial loss; later also consistency and relation matching for missing labels."""
 
-    name = "fedirm"
-    no_segmentation = "it compares what the model says of whole images"
-    table = FedIRMParameters
-    parameters: FedIRMParameters
-    declared = Payload(
-        statistics=(Statistic("relations", "positives", "what the model says of each class's images on average"),)
+    traits = MethodTraits(
+        "fedirm",
+        parameters_class=FedIRMParameters,
+        payload=Payload(
+            statistics=(Statistic("relations", "positives", "what the model says of each class's images on average"),)
+        ),
+        supports_multi_class=False,
+        reason_against_segmentation="it compares what the model says of whole images",
+        allows_other_loss=False,
     )
-    chooses_loss = False
-    multi_class = False
+    parameters: FedIRMParameters
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: it trains on labels, and later also by consistency and relation matching.
 
         The second part begins after the supervised rounds, at sites that do not label all classes.
@@ -226,7 +230,8 @@ class FedIRMRound:
         self.supervised = partial(partial_loss, positive_weight=positives)
         self.matches = bool(context.round > parameters.supervised_rounds and self.missing.any())
         if self.matches:
-            self.steps, self.teacher = 0, copy_as_dropout_teacher(context.network)
+            self.steps = 0
+            self.teacher = copy_as_dropout_teacher(context.network)
         nothing = np.full((len(self.missing), len(self.missing)), np.nan, np.float32)
         relations = context.statistics.get("relations", nothing)
         self.federation = torch.from_numpy(relations.copy()).to(self.missing.device)[self.missing]

@@ -1,4 +1,4 @@
-"""FedLSM: a site labels what it is sure of by itself, mixes what it is not sure of, and head rows weigh by positives.
+"""FedLSM: pseudo-labels for sure images, mixtures of unsure images, and head rows weighted by positives.
 
 Deng, Luo, Chen: "Scale Federated Learning for Label Set Mismatch in Medical Image Classification", MICCAI 2023 (arXiv
 2304.06931). We had the abstract, descriptions of the paper and the authors' code (dzp2095/FedLSM, its part for
@@ -43,6 +43,7 @@ from polyclinic.common.wire.records import Arrays
 from polyclinic.data.images.augmentation import augment_images_strongly
 from polyclinic.strategies.aggregation.means import Float64, RowWeights, Weighting, Weights
 from polyclinic.strategies.local.losses import BatchWeight, compute_positive_weights
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters, Payload, Statistic
 from polyclinic.strategies.local.objective import (
     Batch,
     ClientContext,
@@ -52,11 +53,11 @@ from polyclinic.strategies.local.objective import (
     copy_model_as_teacher,
     update_teacher_average,
 )
-from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
 from polyclinic.strategies.methods.fedfixmatch import compute_unlabelled_loss
 
-POSITIVES = "positive_share"
+POSITIVE_SHARE = "positive_share"
 """Name of the share of images that show each class, by label or pseudo-label, in a reply."""
 
 
@@ -114,7 +115,7 @@ def compute_uncertainty(logits: Tensor, missing: Tensor) -> Tensor:
 
 
 def choose_pools(uncertainty: Tensor, uncertain_share: float, confident_share: float) -> tuple[Tensor, Tensor]:
-    """Return the indices of the most uncertain and of the surest images, each from its end on.
+    """Return the indices of the most uncertain images, the most uncertain first, and of the surest, the surest first.
 
     Equal images are in the order of the data. There may be no unsure image; there is at least one sure image.
     """
@@ -173,29 +174,31 @@ def compute_row_weights(shares: Sequence[Float64], weights: Weights) -> list[Flo
 class FedLSMSite(SiteMethod):
     """The hospital's half of FedLSM: own labels, pseudo-labels of sure images, mixtures of unsure ones."""
 
-    name = "fedlsm"
-    no_segmentation = "it mixes two images, whose pixels do not lie in one place"
-    table = FedLSMParameters
-    parameters: FedLSMParameters
-    declared = Payload(
-        statistics=(
-            Statistic(
-                POSITIVES,
-                "positives",
-                "for each class, the share of training images that show it, by label or by the model's own opinion",
-            ),
-        )
+    traits = MethodTraits(
+        "fedlsm",
+        parameters_class=FedLSMParameters,
+        payload=Payload(
+            statistics=(
+                Statistic(
+                    POSITIVE_SHARE,
+                    "positives",
+                    "for each class, the share of training images that show it, by label or by the model's own opinion",
+                ),
+            )
+        ),
+        weighs_updates=True,
+        supports_volumes=False,  # RandAugment and Cutout change pictures
+        supports_multi_class=False,
+        reason_against_segmentation="it mixes two images, whose pixels do not lie in one place",
+        allows_other_loss=False,
     )
-    chooses_loss = False
-    weighs_updates = True
-    multi_class = False
-    takes_volumes = False  # RandAugment and Cutout change pictures
+    parameters: FedLSMParameters
 
     def make_batch_weight(self, examples: LabelledExamples, spec: TrainingSection) -> BatchWeight:
         """Return a function that weighs a batch by its images, because the loss is a mean over all their entries."""
         return lambda labels, annotated: labels.new_tensor(float(len(labels)))
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: labels and pseudo-labels on strong views, and mixtures of unsure and sure images."""
         local = FedLSMRound(context, self.parameters)
         return LocalRound(local.objective, local.statistics)
@@ -235,7 +238,8 @@ class TeacherLoss:
     ) -> None:
         self.parameters, self.teacher, self._positive_weight = parameters, teacher, positive_weight
         self._teacher_is_behind = False  # the student took a step that the teacher has not followed yet
-        self._positives, self._images = np.zeros(classes), 0
+        self._positives = np.zeros(classes)
+        self._images = 0
 
     def compute_loss(self, model: Model, batch: Batch, sure: SureImages, pairs: MixedPairs | None) -> Tensor:
         """Return the loss of the sure images' strong views plus the weighted loss of mixed images."""
@@ -249,7 +253,8 @@ class TeacherLoss:
             return compute_unlabelled_loss(batch.logits(model, sure.strong), targets, self._positive_weight)
         mixed = torch.lerp(pairs.surest, pairs.unsure, pairs.share)
         student = batch.logits(model, torch.cat([sure.strong, mixed]))  # one batch, as in the authors' code
-        of_strong, of_mixed = student[: len(targets)], student[len(targets) :]
+        of_strong = student[: len(targets)]
+        of_mixed = student[len(targets) :]
         loss = parameters.mixed_weight * compute_unlabelled_loss(of_mixed, self._mix_labels(batch, pairs))
         if len(targets):
             loss = loss + compute_unlabelled_loss(of_strong, targets, self._positive_weight)
@@ -271,9 +276,10 @@ class TeacherLoss:
     def _mix_labels(self, batch: Batch, pairs: MixedPairs) -> Tensor:
         """Return the mixture of both images' labels and pseudo-labels; NaN where the teacher is not sure of both.
 
-        As in the authors' code, a label of the site's own does not count either where the teacher is not sure.
+        As in the authors' code, the site's own label of an entry does not count either if the teacher is not sure.
         """
-        parameters, mixed = self.parameters, list[Tensor]()
+        parameters = self.parameters
+        mixed = list[Tensor]()
         for images, labels, above, below in (
             (pairs.unsure, pairs.unsure_labels, parameters.unsure_present_above, parameters.unsure_absent_below),
             (pairs.surest, pairs.surest_labels, parameters.present_above, parameters.absent_below),
@@ -297,8 +303,10 @@ class FedLSMRound:
     """
 
     def __init__(self, context: ClientContext, parameters: FedLSMParameters) -> None:
-        self.parameters, self.examples = parameters, context.examples
-        examples, missing = context.examples, ~context.examples.annotated
+        self.parameters = parameters
+        self.examples = context.examples
+        examples = context.examples
+        missing = ~context.examples.annotated
         # A class without positives here, so a missing one too, has the weight 1.
         weight = compute_positive_weights(examples.labels) if parameters.balanced else None
         self.loss = TeacherLoss(parameters, copy_model_as_teacher(context.network), len(missing), weight)
@@ -318,7 +326,7 @@ class FedLSMRound:
 
     def statistics(self, model: Model, losses: Losses) -> Arrays:
         """Return the share of sure images that show each class, by label or pseudo-label, over the round's batches."""
-        return {POSITIVES: self.loss.compute_positive_shares().astype(np.float32)}
+        return {POSITIVE_SHARE: self.loss.compute_positive_shares().astype(np.float32)}
 
     def _draw_pairs(self, batch: Batch) -> MixedPairs | None:
         """Draw pairs of an unsure and a sure image; None if the site has no unsure images. No image is augmented."""
@@ -326,7 +334,8 @@ class FedLSMRound:
             return None
         count = max(round(self.parameters.pairs * len(batch.rows)), 2)
         unsure, surest = (draw_rows(pool, count, batch.generator) for pool in (self.unsure, self.surest))
-        images, labels = self.examples.images, self.examples.labels
+        images = self.examples.images
+        labels = self.examples.labels
         share = draw_mixing_share(self.parameters.mixing, batch.generator)
         return MixedPairs(images[unsure].float(), images[surest].float(), labels[unsure], labels[surest], share)
 
@@ -342,9 +351,9 @@ class FedLSM(Method):
 
     def statistics_shape(self, context: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
         """Return the shape of a site's shares of images: one for each class."""
-        return {POSITIVES: (len(context.contract.class_names),)}
+        return {POSITIVE_SHARE: (len(context.contract.class_names),)}
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> RowWeights:
         """Return the plain weights for the trunk; a head row weighs each site's number of images with the class."""
-        shares = [reply.statistics[POSITIVES].astype(np.float64) for reply in replies.values()]
+        shares = [reply.statistics[POSITIVE_SHARE].astype(np.float64) for reply in replies.values()]
         return RowWeights(weights, compute_row_weights(shares, weights))

@@ -31,10 +31,11 @@ from torch.nn.functional import logsigmoid
 from polyclinic.common.models.network import Model
 from polyclinic.strategies.aggregation.means import Weighting
 from polyclinic.strategies.local.losses import Missing, compute_positive_weights, fill_missing_labels, partial_loss
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound
-from polyclinic.strategies.local.site_method import Parameters, SiteMethod
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.stages import RoundDefault, Stage, make_share_of_rounds
-from polyclinic.strategies.methods.base import Method
+from polyclinic.strategies.methods.base import Method, make_method
 
 
 class FedLSRParameters(Parameters):
@@ -74,7 +75,8 @@ class FedLSRParameters(Parameters):
 
 def mix_view_predictions(first_logits: Tensor, second_logits: Tensor, share: Tensor) -> Tensor:
     """Return the logits of the probabilities ``share * first + (1 - share) * second``, of any shape."""
-    first, second = share.log(), (1 - share).log()
+    first = share.log()
+    second = (1 - share).log()
     present = torch.logaddexp(logsigmoid(first_logits) + first, logsigmoid(second_logits) + second)
     absent = torch.logaddexp(logsigmoid(-first_logits) + first, logsigmoid(-second_logits) + second)
     return present - absent
@@ -103,14 +105,16 @@ def compute_view_distance_weight(finished: int, rounds: int) -> float:
 class FedLSRSite(SiteMethod):
     """The hospital's half of FedLSR: training on a mixture of two views, with a penalty on differing predictions."""
 
-    name = "fedlsr"
-    no_segmentation = "it mixes two views of an image, whose pixels do not lie in one place"
-    table = FedLSRParameters
+    traits = MethodTraits(
+        "fedlsr",
+        parameters_class=FedLSRParameters,
+        supports_multi_class=False,
+        reason_against_segmentation="it mixes two views of an image, whose pixels do not lie in one place",
+        allows_other_loss=False,
+    )
     parameters: FedLSRParameters
-    chooses_loss = False
-    multi_class = False
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: cross-entropy of the sharpened mixture plus the distance between both views."""
         parameters = self.parameters
         weight = compute_positive_weights(context.examples.labels) if parameters.balanced else None
@@ -130,7 +134,5 @@ class FedLSRSite(SiteMethod):
         return LocalRound(objective)
 
 
-class FedLSR(Method):
-    """The coordinator's half of FedLSR, which is that of FedAvg."""
-
-    site_class = FedLSRSite
+FedLSR = make_method(Method, FedLSRSite)
+"""The coordinator's half, with the rules of FedAvg."""

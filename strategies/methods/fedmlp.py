@@ -38,8 +38,9 @@ from polyclinic.common.models.network import Model, compute_features_and_logits
 from polyclinic.common.wire.records import Arrays
 from polyclinic.strategies.aggregation.means import HeadMean, Weighting, WholeHeadMean
 from polyclinic.strategies.local.losses import PLAIN_LOSSES, LossFunction
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters, Payload, Statistic
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, Losses, copy_model_as_teacher
-from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.stages import RoundDefault, Stage, make_share_of_rounds
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply, convert_to_json_numbers
 from polyclinic.strategies.methods.surgical import OwnersMean
@@ -212,7 +213,8 @@ def compute_prototype_margins(features: Floats, negative: Floats, positive: Floa
     """
 
     def cosine(prototype: Floats) -> Float64:  # 0 for a vector of zeros
-        rows, column = features.astype(np.float64), prototype.astype(np.float64)
+        rows = features.astype(np.float64)
+        column = prototype.astype(np.float64)
         lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(column)
         return np.asarray(rows @ column / np.where(lengths == 0, 1.0, lengths), np.float64)
 
@@ -362,36 +364,38 @@ def compute_second_stage_loss(
 class FedMLPSite(SiteMethod):
     """The hospital's half of FedMLP: partial loss and consistency; in stage 2, tags are used like labels."""
 
-    name = "fedmlp"
-    no_segmentation = "it looks for missing labels by the features of whole images"
-    table = FedMLPParameters
-    parameters: FedMLPParameters
-    declared = Payload(
-        statistics=(
-            Statistic(
-                "prototypes",
-                "signs",
-                "mean features of each class's images, present and absent; of one image, that image's",
-            ),
-            Statistic("difficulty", "images", "of each class, on what share of images the model is sure"),
-        )
+    traits = MethodTraits(
+        "fedmlp",
+        parameters_class=FedMLPParameters,
+        payload=Payload(
+            statistics=(
+                Statistic(
+                    "prototypes",
+                    "signs",
+                    "mean features of each class's images, present and absent; of one image, that image's",
+                ),
+                Statistic("difficulty", "images", "of each class, on what share of images the model is sure"),
+            )
+        ),
+        supports_multi_class=False,
+        reason_against_segmentation="it looks for missing labels by the features of whole images",
+        allows_other_loss=False,
+        reason_for_global_norm="its teacher is the model of all",
+        keeps_method_state=True,
     )
-    chooses_loss = False
-    multi_class = False
-    keeps_method_state = True
-    needs_global_norm = "its teacher is the model of all"
+    parameters: FedMLPParameters
 
     @cached_property
-    def declared_payload(self) -> Payload:
+    def payload(self) -> Payload:
         """Return the declared data; with ``heads = "own"`` a site sends only the head rows of its own classes."""
-        return replace(self.declared, sends_rows=self.parameters.heads)
+        return replace(self.traits.payload, sends_rows=self.parameters.heads)
 
     @cached_property
     def loss(self) -> LossFunction:
         """Return cross-entropy on the site's classes, or on all classes if missing labels count as negative."""
         return PLAIN_LOSSES[self.task, "masked" if self.parameters.weighted_partial_loss else "negative"]
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: in stage 2 it tags missing labels before training, and stores the tags."""
         local = FedMLPRound(context, self.parameters)
         return LocalRound(local.objective, local.statistics, method_state=local.method_state)
@@ -468,7 +472,8 @@ class FedMLPRound:
         Returns:
             ``(n, classes)``: 1, 0, or -1 for no tag.
         """
-        statistics, parameters = self.context.statistics, self.parameters
+        statistics = self.context.statistics
+        parameters = self.parameters
         features, _ = self._compute_features_and_probabilities(self.teacher)
         every = self.tags.copy()  # (n, classes)
         for column in np.flatnonzero(~self.annotated):
@@ -494,7 +499,8 @@ class FedMLPRound:
                     teachers.append(batch.logits(self.teacher, view))
         for view in views:
             students.append(batch.logits(model, view))
-        targets, annotated = self.targets[batch.rows], batch.annotated
+        targets = self.targets[batch.rows]
+        annotated = batch.annotated
         if not self.second_stage:
             return compute_first_stage_loss(students, teachers or None, targets, annotated, self.adjustment)
         teacher = teachers[0] if teachers else None

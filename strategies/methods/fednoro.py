@@ -54,8 +54,9 @@ from polyclinic.common.wire.records import Arrays
 from polyclinic.strategies.aggregation.means import Float64, Weighting, Weights
 from polyclinic.strategies.aggregation.robust import compute_distances_between_models, compute_update_inner_products
 from polyclinic.strategies.local.losses import Missing
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters, Payload, Statistic
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, copy_model_as_teacher
-from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.stages import RoundDefault, Settings, Stage, get_round_count, make_share_of_rounds
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
 from polyclinic.strategies.methods.fedmlp import compute_supervised_loss, compute_target_logit_adjustment
@@ -63,12 +64,12 @@ from polyclinic.strategies.methods.fedmlp import compute_supervised_loss, comput
 Floats = NDArray[np.floating]
 Flags = NDArray[np.bool_]
 
-VOTES = 9
+MIXTURE_FITS = 9
 """Number of mixtures, each fitted from another seed; the most frequent division is used, as in the authors' code."""
 
 
 def _choose_ramp(rounds: int, settings: Settings) -> int:
-    """Return two fifths of the rounds, but no more than stage 2 has after its first round."""
+    """Return two fifths of the rounds, but at most the number of rounds after the first round of stage 2."""
     most = rounds - 1 - get_round_count(settings, "stage_one_rounds", 1)
     return max(1, min(39, rounds * 2 // 5, most))
 
@@ -133,8 +134,8 @@ def find_noisy_sites(indicators: Floats) -> Flags:
     """Return a mask ``(sites,)`` of the noisy sites: those that a mixture of two Gaussians puts into the high-loss one.
 
     Each indicator is scaled to the range 0 to 1 over the sites; a missing indicator counts as the lowest. If all sites
-    are equal, none is noisy. The mixture is fitted from :data:`VOTES` seeds; the division of the sites that occurs most
-    often is returned.
+    are equal, none is noisy. The mixture is fitted from :data:`MIXTURE_FITS` seeds; the most frequent division of the
+    sites is returned.
 
     Args:
         indicators: Mean losses of each site, ``(sites, indicators)``, NaN if a site has none.
@@ -146,7 +147,7 @@ def find_noisy_sites(indicators: Floats) -> Flags:
     from sklearn.mixture import GaussianMixture  # only the coordinator needs it, once a run
 
     votes = []
-    for seed in range(VOTES):
+    for seed in range(MIXTURE_FITS):
         mixture = GaussianMixture(n_components=2, random_state=seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # few sites: any division that repeats will do
@@ -155,12 +156,14 @@ def find_noisy_sites(indicators: Floats) -> Flags:
     return max(votes, key=lambda vote: sum(np.array_equal(vote, other) for other in votes))  # the first of equals
 
 
-FEWEST_DIVIDED = 4
-"""Smallest number of sites of which a single clean one is set aside: three others can be divided."""
+MIN_SITES_TO_DIVIDE_AGAIN = 4
+"""If only one of this many sites or more is clean, the others, at least three, are divided again."""
 
 
 def find_noisy_sites_despite_liar(indicators: Floats) -> Flags:
-    """Return :func:`find_noisy_sites` of the others if that division leaves a single site clean, of four or more.
+    """Return the noisy sites, found without a site that would be the only clean one.
+
+    If :func:`find_noisy_sites` leaves a single site clean, of four or more, it is applied once more to the others.
 
     The site that is set aside counts as clean. Departs from the paper, whose sites do not lie.
 
@@ -168,7 +171,7 @@ def find_noisy_sites_despite_liar(indicators: Floats) -> Flags:
         indicators: Mean losses of each site, ``(sites, indicators)``, NaN if a site has none.
     """
     noisy = find_noisy_sites(indicators)
-    if len(noisy) < FEWEST_DIVIDED or (~noisy).sum() != 1:
+    if len(noisy) < MIN_SITES_TO_DIVIDE_AGAIN or (~noisy).sum() != 1:
         return noisy
     divided = noisy.copy()
     divided[noisy] = find_noisy_sites(indicators[noisy])
@@ -177,7 +180,7 @@ def find_noisy_sites_despite_liar(indicators: Floats) -> Flags:
 
 @lru_cache(maxsize=8)
 def _find_noisy_sites_in_bytes(indicators: tuple[bytes, ...]) -> Flags:
-    """Return :func:`find_noisy_sites_despite_liar` of float32 values; last results are stored: a fit is slow."""
+    """Return :func:`find_noisy_sites_despite_liar` of float32 bytes; results are cached, because a fit is slow."""
     return find_noisy_sites_despite_liar(np.stack([np.frombuffer(values, np.float32) for values in indicators]))
 
 
@@ -239,7 +242,8 @@ def compute_distillation_divergence(student: Tensor, teacher: Tensor, chosen: Te
         student, teacher: Logits ``(batch, classes)``; the teacher's get no gradient.
         chosen: Mask of the classes that count, bool ``(classes,)``.
     """
-    student, teacher = student[:, chosen], teacher[:, chosen].detach()
+    student = student[:, chosen]
+    teacher = teacher[:, chosen].detach()
     soft = teacher.sigmoid()
     entries = binary_cross_entropy_with_logits(student, soft, reduction="none")
     own = binary_cross_entropy_with_logits(teacher, soft, reduction="none")
@@ -252,25 +256,30 @@ def compute_distillation_divergence(student: Tensor, teacher: Tensor, chosen: Te
 class FedNoRoSite(SiteMethod):
     """The hospital's half of FedNoRo: adjusted cross-entropy; at a noisy site also distillation."""
 
-    name = "fednoro"
-    no_segmentation = "it finds noisy sites by the losses of whole images"
-    table = FedNoRoParameters
-    parameters: FedNoRoParameters
-    declared = Payload(
-        statistics=(Statistic("indicators", "signs", "mean loss on each class's images, present and absent", least=0),)
+    traits = MethodTraits(
+        "fednoro",
+        parameters_class=FedNoRoParameters,
+        payload=Payload(
+            statistics=(
+                Statistic("indicators", "signs", "mean loss on each class's images, present and absent", least=0),
+            )
+        ),
+        weighs_updates=True,
+        supports_multi_class=False,
+        reason_against_segmentation="it finds noisy sites by the losses of whole images",
+        allows_other_loss=False,
+        reason_for_global_norm="it compares sites by the model of all",
+        stores_statistics_by_site=True,
     )
-    chooses_loss = False
-    weighs_updates = True
-    stores_statistics_by_site = True
-    multi_class = False
-    needs_global_norm = "it compares sites by the model of all"
+    parameters: FedNoRoParameters
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: adjusted cross-entropy; at a noisy site also distillation from the received model.
 
         In the last round of stage 1 the site measures its loss indicators before training.
         """
-        parameters, examples = self.parameters, context.examples
+        parameters = self.parameters
+        examples = context.examples
         negative = parameters.missing == "negative"
         targets = torch.where(examples.annotated, examples.labels, 0.0) if negative else examples.labels  # (n, classes)
         indicators = self.compute_loss_by_label_statistics(context, targets)

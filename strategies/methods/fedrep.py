@@ -22,10 +22,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from polyclinic.common.models.network import Model
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters, Payload
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, Objective
-from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.training import count_batches
-from polyclinic.strategies.methods.base import Method
+from polyclinic.strategies.methods.base import Method, make_method
 
 
 class FedRepParameters(Parameters):
@@ -74,15 +75,18 @@ def hold_head(model: Model) -> Iterator[None]:
 class FedRepSite(SiteMethod):
     """The hospital's half of FedRep: head first, then trunk."""
 
-    name = "fedrep"
-    table = FedRepParameters
+    traits = MethodTraits(
+        "fedrep",
+        parameters_class=FedRepParameters,
+        payload=Payload(head=False, rows="own"),
+        looks_at_images=False,
+    )
     parameters: FedRepParameters
-    declared = Payload(head=False, rows="own")
-    looks_at_images = False
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: an optimiser changes only what has a gradient, so each batch trains one part."""
-        both, spec = super().client(context).objective, context.spec
+        both = super().make_round(context).objective
+        spec = context.spec
         batches = count_batches(context.examples.examples_per_epoch, spec.batch_size)
         steps = -(-batches // spec.gradient_accumulation_steps)  # in an epoch
         if spec.epochs * steps == 1:
@@ -112,7 +116,5 @@ def trains_trunk(model: Model) -> bool:
     return any(value.requires_grad for value in model.parameters() if value not in head)
 
 
-class FedRep(Method):
-    """The coordinator's half of FedRep: FedAvg without the head."""
-
-    site_class = FedRepSite
+FedRep = make_method(Method, FedRepSite)
+"""The coordinator's half of FedRep: FedAvg without the head."""

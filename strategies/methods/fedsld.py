@@ -45,8 +45,9 @@ from polyclinic.strategies.local.losses import (
     mask_unknown_logits,
     mean_over_mask,
 )
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters, Payload
 from polyclinic.strategies.local.objective import Batch, ClientContext, LabelledExamples, LocalRound, plain
-from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.methods.base import Method, RoundContext
 from polyclinic.strategies.methods.surgical import OwnersMean
 
@@ -107,8 +108,8 @@ def compute_label_prior(positives: Float64, images: Float64) -> Float64:
 def compute_federation_prior(context: RoundContext) -> Float64:
     """Return the :func:`compute_label_prior` of the sites whose statistics count, ``(classes,)``.
 
-    A class of which no such site tells a count gets the mean share of the other classes. That happens only when the
-    single site that told it does not count any more; with a share of 0, nobody would train the class.
+    A class without a count from any such site gets the mean share of the other classes. That happens only if the single
+    site that stated a count does not count any more; with a share of 0, no site would train the class.
     """
     positives, images = collect_label_counts(context)
     prior = compute_label_prior(positives, images)
@@ -142,7 +143,7 @@ def compute_site_label_prior(context: RoundContext, everywhere: Float64, site: s
 def collect_label_counts(context: RoundContext) -> tuple[Float64, Float64]:
     """Return the sites' counts of positives and of images, each ``(sites, classes)`` in name order; NaN for unknown.
 
-    In a multi-class task a site may keep some classes' counts to itself. Then its remaining images are divided equally
+    In a multi-class task, if a site does not send the counts of some classes, its remaining images are divided equally
     among these classes.
     """
     names = context.contract.class_names
@@ -274,7 +275,8 @@ def compute_weighted_binary_loss(logits: Tensor, labels: Tensor, prior: Tensor, 
     Args:
         prior: Share of present labels of each class in the federation, ``(rows,)``.
     """
-    weights, is_known = compute_label_entry_weights(labels, prior), ~labels.isnan()
+    weights = compute_label_entry_weights(labels, prior)
+    is_known = ~labels.isnan()
     losses = binary_cross_entropy_with_logits(logits, labels.nan_to_num(), reduction="none") * weights
     if reduction == "sum":
         return losses.sum() / is_known.any(dim=0).sum().clamp(min=1)
@@ -305,17 +307,19 @@ WEIGHTED: Mapping[Task, Callable[[Tensor, Tensor, Tensor, Reduction], Tensor]] =
 class FedSLDSite(SiteMethod):
     """The hospital's half of FedSLD: each loss is weighted by batch share over federation share."""
 
-    name = "fedsld"
-    no_segmentation = "it weighs whole images by the distribution of their labels"
-    table = FedSLDParameters
+    traits = MethodTraits(
+        "fedsld",
+        parameters_class=FedSLDParameters,
+        payload=Payload(label_counts=True),
+        reason_against_segmentation="it weighs whole images by the distribution of their labels",
+        allows_other_loss=False,
+    )
     parameters: FedSLDParameters
-    declared = Payload(label_counts=True)
-    chooses_loss = False
 
     @cached_property
-    def declared_payload(self) -> Payload:
+    def payload(self) -> Payload:
         """Return the declared data; with ``heads = "own"`` each site has the head rows of its own classes only."""
-        return replace(self.declared, rows=self.parameters.heads)
+        return replace(self.traits.payload, rows=self.parameters.heads)
 
     def local_loss(self, statistics: Arrays, examples: LabelledExamples, spec: TrainingSection) -> LossFunction:
         """Return the loss that weighs images by their class's share in the batch over its share in the federation."""
@@ -331,14 +335,16 @@ class FedSLDSite(SiteMethod):
 class ScaledFedAvgSite(SiteMethod):
     """The hospital's half of ``fedavg_scaled``: the plain loss, with a raised learning rate or a factor per batch."""
 
-    name = "fedavg_scaled"
-    no_segmentation = "it weighs whole images by the distribution of their labels"
-    table = ScaledFedAvgParameters
+    traits = MethodTraits(
+        "fedavg_scaled",
+        parameters_class=ScaledFedAvgParameters,
+        payload=Payload(label_counts=True),
+        looks_at_images=False,
+        reason_against_segmentation="it weighs whole images by the distribution of their labels",
+    )
     parameters: ScaledFedAvgParameters
-    declared = Payload(label_counts=True)
-    looks_at_images = False
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round.
 
         ``scale = "federation"`` multiplies the learning rate by one factor for all sites; ``"batch"`` multiplies each
@@ -377,11 +383,12 @@ class FedSLD(Method):
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
         """Return a function that gives each site the federation's label prior for the classes of its head rows."""
-        everywhere, contract = compute_federation_prior(context), context.contract
+        everywhere = compute_federation_prior(context)
+        contract = context.contract
 
         def select_prior_of_site(site: str) -> Arrays:
             prior = compute_site_label_prior(context, everywhere, site)
-            rows = self.site.select_own_rows(site, contract)
+            rows = self.site.parts.select_own_rows(site, contract)
             return {"prior": prior[[contract.class_names.index(name) for name in rows]]}
 
         return select_prior_of_site

@@ -28,12 +28,13 @@ from polyclinic.common.models.network import Model
 from polyclinic.common.models.state import read_model_state, write_model_state
 from polyclinic.common.wire.records import Arrays, ModelGroups, select_arrays_with_prefix
 from polyclinic.strategies.aggregation.means import Weighting
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, copy_model_as_teacher
-from polyclinic.strategies.local.site_method import Parameters, SiteMethod
-from polyclinic.strategies.methods.base import Method
+from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.methods.base import Method, make_method
 
-PREVIOUS = "previous"
-"""Prefix of the site's model of its last round in its memory."""
+PREVIOUS_MODEL = "previous"
+"""Prefix of the arrays of the site's last trained model in the state that the site stores."""
 
 
 class MoonParameters(Parameters):
@@ -78,15 +79,18 @@ def record_features(model: Model) -> Iterator[list[Tensor]]:
 class MoonSite(SiteMethod):
     """The hospital's half of MOON: its own labels, and the contrast of its features with two other models'."""
 
-    name = "moon"
-    no_segmentation = "it compares one representation of each image"
-    table = MoonParameters
+    traits = MethodTraits(
+        "moon",
+        parameters_class=MoonParameters,
+        reason_against_segmentation="it compares one representation of each image",
+        keeps_method_state=True,
+    )
     parameters: MoonParameters
-    keeps_method_state = True
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: the loss plus the contrast; the trained model is stored for the next round."""
-        parameters, supervised = self.parameters, self.choose_training_loss(context.examples, context.spec)
+        parameters = self.parameters
+        supervised = self.choose_training_loss(context.examples, context.spec)
         received = copy_model_as_teacher(context.network)
         previous = load_previous_model(context)
 
@@ -112,7 +116,7 @@ def compute_features(batch: Batch, model: Model, view: Tensor) -> Tensor:
 
 def load_previous_model(context: ClientContext) -> Model | None:
     """Return the site's model of its last round; None in its first."""
-    stored = select_arrays_with_prefix(PREVIOUS, context.method_state)
+    stored = select_arrays_with_prefix(PREVIOUS_MODEL, context.method_state)
     if not stored:
         return None
     previous = copy_model_as_teacher(context.network)
@@ -124,10 +128,8 @@ def load_previous_model(context: ClientContext) -> Model | None:
 def store_trained_model(model: Model) -> Arrays:
     """Return the trained model as arrays by name."""
     arrays = ModelGroups.from_model(read_model_state(model)).to_named_arrays()
-    return {f"{PREVIOUS}/{name}": array for name, array in arrays.items()}
+    return {f"{PREVIOUS_MODEL}/{name}": array for name, array in arrays.items()}
 
 
-class Moon(Method):
-    """The coordinator's half of MOON, which is that of FedAvg."""
-
-    site_class = MoonSite
+Moon = make_method(Method, MoonSite)
+"""The coordinator's half, with the rules of FedAvg."""

@@ -19,7 +19,8 @@ from polyclinic.common.models.state import ModelState
 from polyclinic.common.system.hashing import derive_seed
 from polyclinic.strategies.aggregation.means import mix_models
 from polyclinic.strategies.local.losses import Missing
-from polyclinic.strategies.local.site_method import Parameters, SequentialSite
+from polyclinic.strategies.local.method_traits import Parameters, SequentialTraits
+from polyclinic.strategies.local.site_method import SequentialSite
 from polyclinic.strategies.local.stages import Stage
 from polyclinic.strategies.methods.base import RoundContext, SequentialMethod
 
@@ -48,8 +49,7 @@ class PolyclinicParameters(Parameters):
 class PolyclinicSite(SequentialSite):
     """The hospital's half: training on the site's own classes for the experiment's number of epochs."""
 
-    name = "polyclinic"
-    table = PolyclinicParameters
+    traits = SequentialTraits("polyclinic", parameters_class=PolyclinicParameters)
     parameters: PolyclinicParameters
 
     @property

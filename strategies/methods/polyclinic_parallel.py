@@ -26,8 +26,9 @@ from polyclinic.common.models.state import ModelState
 from polyclinic.common.wire.records import ModelGroups, select_arrays_with_prefix
 from polyclinic.strategies.aggregation.means import HeadMean, mix_models
 from polyclinic.strategies.aggregation.server_optimizer import Moments, ServerOptimizer
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters, Payload
 from polyclinic.strategies.local.objective import ClientContext, LocalRound
-from polyclinic.strategies.local.site_method import Parameters, Payload, SiteMethod
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.solved_rows import make_solving_round
 from polyclinic.strategies.local.stages import ALL_BUT_THE_LAST, RoundDefault, Settings, Stage
 from polyclinic.strategies.methods.base import Method
@@ -76,34 +77,36 @@ class PolyclinicParallelParameters(Parameters):
 class PolyclinicParallelSite(SiteMethod):
     """The hospital's half: training as in surgical aggregation, then a round that solves the rows of its classes."""
 
-    name = "polyclinic_parallel"
-    no_segmentation = "it solves head rows from the features of whole images"
-    table = PolyclinicParallelParameters
+    traits = MethodTraits(
+        "polyclinic_parallel",
+        parameters_class=PolyclinicParallelParameters,
+        payload=Payload(rows="own"),
+        looks_at_images=False,
+        supports_multi_class=False,
+        reason_against_segmentation="it solves head rows from the features of whole images",
+    )
     parameters: PolyclinicParallelParameters
-    declared = Payload(rows="own")
-    multi_class = False
-    looks_at_images = False
 
     @property
     def special_last_rounds(self) -> int:
         """Return how many rounds at the end differ: those whose models are averaged, and the round of solving."""
         return self.parameters.mean_rounds + 1
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: training, or after ``training_rounds`` solved rows and no training."""
         if context.round <= self.parameters.training_rounds:
-            return super().client(context)
+            return super().make_round(context)
         loss = self.choose_training_loss(context.examples, context.spec)
         return make_solving_round(context, loss, self.parameters.solved_share, self.parameters.shrinkage)
 
-    def find_parameter_faults(self) -> list[Fault]:
-        """Return the base class's faults, and one if the server's step is not the mean update, as solved rows need."""
-        faults, optimizer = super().find_parameter_faults(), self.parameters.server_optimizer
-        if optimizer is not None and (optimizer.kind != "momentum" or optimizer.lr not in (None, 1.0)):
-            problem = f"makes no sense in {self.name}: solved rows would be taken for gradients, and changed again."
-            remedy = 'Use { kind = "momentum", beta1 = 0.7 }, or beta1 = 0 for none.'
-            faults.append(Fault("method.server_optimizer", problem, remedy))
-        return faults
+    def find_own_parameter_faults(self) -> list[Fault]:
+        """Return a fault if the server's step is not the mean update, which solved rows need."""
+        optimizer = self.parameters.server_optimizer
+        if optimizer is None or (optimizer.kind == "momentum" and optimizer.lr in (None, 1.0)):
+            return []
+        problem = f"makes no sense in {self.name}: solved rows would be taken for gradients, and changed again."
+        remedy = 'Use { kind = "momentum", beta1 = 0.7 }, or beta1 = 0 for none.'
+        return [Fault("method.server_optimizer", problem, remedy)]
 
 
 # ---------------------------------------------------------------------- coordinator

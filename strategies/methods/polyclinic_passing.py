@@ -7,6 +7,7 @@ receive the mean model at the same time; nothing is trained; each site solves th
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import ClassVar
 
 from pydantic import Field
@@ -57,13 +58,16 @@ class ChangedRowsMean(OwnersMean):
 class PolyclinicPassingSite(PolyclinicSite):
     """The hospital's half: training on the site's own classes, then a round that solves their rows."""
 
-    name = "polyclinic_passing"
-    no_segmentation = "it solves head rows from the features of whole images"
-    table = PolyclinicPassingParameters
+    traits = replace(
+        PolyclinicSite.traits,
+        name="polyclinic_passing",
+        parameters_class=PolyclinicPassingParameters,
+        looks_at_images=False,
+        supports_multi_class=False,
+        reason_against_segmentation="it solves head rows from the features of whole images",
+        has_averaging_rounds=True,
+    )
     parameters: PolyclinicPassingParameters
-    multi_class = False
-    looks_at_images = False
-    has_averaging_rounds = True
 
     @property
     def special_last_rounds(self) -> int:
@@ -74,10 +78,10 @@ class PolyclinicPassingSite(PolyclinicSite):
         """Return True in the round after the training, in which all sites solve their rows at once."""
         return server_round > self.parameters.training_rounds
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: training, or after ``training_rounds`` solved rows and no training."""
         if context.round <= self.parameters.training_rounds:
-            return super().client(context)
+            return super().make_round(context)
         loss = self.choose_training_loss(context.examples, context.spec)
         return make_solving_round(context, loss, self.parameters.solved_share, self.parameters.shrinkage)
 

@@ -36,6 +36,7 @@ from polyclinic.common.wire.records import Arrays, ModelGroups, select_arrays_wi
 from polyclinic.strategies.aggregation.means import Float64, Weighting, Weights
 from polyclinic.strategies.aggregation.robust import compute_distances_from_mean_model, compute_update_inner_products
 from polyclinic.strategies.local.losses import compute_positive_weights, partial_loss
+from polyclinic.strategies.local.method_traits import MethodTraits, Parameters
 from polyclinic.strategies.local.objective import (
     Batch,
     ClientContext,
@@ -44,7 +45,7 @@ from polyclinic.strategies.local.objective import (
     copy_model_as_teacher,
     update_teacher_average,
 )
-from polyclinic.strategies.local.site_method import Parameters, SiteMethod
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
 from polyclinic.strategies.methods.fedmlp import compute_teacher_consistency_loss
 
@@ -124,16 +125,18 @@ def compute_group_weights_by_distance(products: Float64, weights: Float64, image
 class RSCFedSite(SiteMethod):
     """The hospital's half of RSCFed: cross-entropy on the site's classes, consistency with a teacher on the others."""
 
-    name = "rscfed"
-    no_segmentation = "it compares two views of an image, whose pixels do not lie in one place"
-    table = RSCFedParameters
+    traits = MethodTraits(
+        "rscfed",
+        parameters_class=RSCFedParameters,
+        weighs_updates=True,
+        supports_multi_class=False,
+        reason_against_segmentation="it compares two views of an image, whose pixels do not lie in one place",
+        allows_other_loss=False,
+        keeps_method_state=True,
+    )
     parameters: RSCFedParameters
-    chooses_loss = False
-    weighs_updates = True
-    multi_class = False
-    keeps_method_state = True
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: it trains the student; the teacher, an average of students, is stored at the site."""
         local = RSCFedRound(context, self.parameters)
         return LocalRound(local.objective, method_state=local.method_state)
@@ -175,7 +178,8 @@ class RSCFedRound:
         if self.teacher_is_behind:
             decay = compute_teacher_decay(self.steps, self.parameters.teacher_decay)
             update_teacher_average(self.teacher, model, decay)
-            self.steps, self.teacher_is_behind = self.steps + 1, False
+            self.steps = self.steps + 1
+            self.teacher_is_behind = False
 
 
 # ---------------------------------------------------------------------- coordinator
@@ -189,7 +193,8 @@ class RSCFed(Method):
 
     def site_weights(self, context: RoundContext, replies: Mapping[str, SiteReply], weights: Weights) -> Weights:
         """Return each site's weight in the mean of this round's sub-consensus models."""
-        parameters, seed = self.site.parameters, (context.seed, context.round)
+        parameters = self.site.parameters
+        seed = (context.seed, context.round)
         models = range(parameters.consensus_models)
         groups = [draw_consensus_group(list(replies), parameters.consensus_sites, (*seed, number)) for number in models]
         images = np.array([float(reply.train_samples) for reply in replies.values()])

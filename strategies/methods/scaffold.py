@@ -35,8 +35,9 @@ from polyclinic.common.models.network import Model
 from polyclinic.common.models.state import read_model_state, write_model_state
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, ModelGroups
 from polyclinic.strategies.aggregation.means import Float32, Float64
+from polyclinic.strategies.local.method_traits import MethodTraits, Payload, Statistic
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, Losses, copy_model_as_teacher
-from polyclinic.strategies.local.site_method import Payload, SiteMethod, Statistic
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.methods.base import Method, RoundContext, SiteReply
 
 CORRECTION = "correction"
@@ -112,15 +113,17 @@ def count_optimizer_steps(batches: int, epochs: int, batches_per_step: int) -> i
 class ScaffoldSite(SiteMethod):
     """The hospital's half of SCAFFOLD: plain SGD, each gradient plus ``c - c_i``."""
 
-    name = "scaffold"
-    looks_at_images = False
-    reads_updates = True
-    stores_statistics_by_site = True
-    declared = Payload(statistics=(Statistic(RATE_SUM, "images", STEPS_MEANING, least=0.0),))
+    traits = MethodTraits(
+        "scaffold",
+        payload=Payload(statistics=(Statistic(RATE_SUM, "images", STEPS_MEANING, least=0.0),)),
+        looks_at_images=False,
+        reads_updates=True,
+        stores_statistics_by_site=True,
+    )
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: the objective's gradient is the loss's plus ``c - c_i``, its value is the loss."""
-        own = super().client(context).objective
+        own = super().make_round(context).objective
         spec = context.spec
         rate = spec.lr * context.schedule_factor
 
@@ -147,7 +150,7 @@ class ScaffoldSite(SiteMethod):
             WireError: If the correction does not fit the network.
         """
         now = read_model_state(network)
-        sent = ModelGroups(now.trunk, now.norm if self.sends_batch_norm else None, now.head)
+        sent = ModelGroups(now.trunk, now.norm if self.parts.sends_batch_norm else None, now.head)
         correction = unflatten_groups(flat, sent, CORRECTION)
         shift = copy_model_as_teacher(network)
         for value in shift.parameters():
@@ -156,13 +159,12 @@ class ScaffoldSite(SiteMethod):
         trained = zip(shift.parameters(), network.parameters(), strict=True)
         return [change for change, value in trained if value.requires_grad]
 
-    def find_parameter_faults(self) -> list[Fault]:
-        """Return the base class's faults, and one if a warm-up moves the model by steps of another size."""
-        faults = super().find_parameter_faults()
-        if self.parameters.warm_up_epochs:
-            problem = f"makes no sense in {self.name}: its steps would be taken for gradients of the other rounds."
-            faults.append(Fault("method.warm_up_epochs", problem, "Leave it out."))
-        return faults
+    def find_own_parameter_faults(self) -> list[Fault]:
+        """Return a fault if a warm-up moves the model by steps of another size."""
+        if not self.parameters.warm_up_epochs:
+            return []
+        problem = f"makes no sense in {self.name}: its steps would be taken for gradients of the other rounds."
+        return [Fault("method.warm_up_epochs", problem, "Leave it out.")]
 
     def find_training_faults(self, training: TrainingSection) -> list[Fault]:
         """Return a fault if the optimiser is not plain SGD."""
@@ -192,7 +194,7 @@ class Scaffold(Method):
     site: ScaffoldSite
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return ``c - c_i`` for each site; nothing before any site has a control."""
+        """Return a function that gives each site ``c - c_i``; no statistics before any site has a control."""
         samples = self.site.parameters.weighting == "samples"
         weights = {site: float(answer.train_samples) if samples else 1.0 for site, answer in context.answers.items()}
         stored = context.statistics
@@ -211,7 +213,8 @@ class Scaffold(Method):
 
         A site that says that it took no step keeps its control.
         """
-        sent, controls = self.statistics_for(context), dict(context.statistics)
+        sent = self.statistics_for(context)
+        controls = dict(context.statistics)
         for site, reply in replies.items():
             rate_sum = float(np.nan_to_num(reply.statistics[RATE_SUM][0]))
             if rate_sum > 0:

@@ -1,4 +1,4 @@
-"""SFedKD: one model passes through the hospitals; models of the last round teach it what the others know.
+"""SFedKD: one model passes through the hospitals and learns also from models of the last round, its teachers.
 
 Xu, Zhou, Zhang, Xiao, He, Xu: "SFedKD: Sequential Federated Learning with Discrepancy-Aware Multi-Teacher Knowledge
 Distillation", arXiv 2507.08508 (2025). We had its abstract alone, and no published code is known to us.
@@ -41,14 +41,15 @@ from polyclinic.common.models.zoo.spec import Task
 from polyclinic.common.wire.records import NO_ARRAYS, Arrays, ModelGroups
 from polyclinic.strategies.aggregation.means import Float32, Float64
 from polyclinic.strategies.local.losses import Missing, mask_images_of_known_class
+from polyclinic.strategies.local.method_traits import Parameters, Payload, SequentialTraits
 from polyclinic.strategies.local.objective import Batch, ClientContext, LocalRound, copy_model_as_teacher
-from polyclinic.strategies.local.site_method import Parameters, Payload, SequentialSite
+from polyclinic.strategies.local.site_method import SequentialSite
 from polyclinic.strategies.methods.base import RoundContext, SequentialMethod, SiteReply
 from polyclinic.strategies.methods.fedsld import collect_label_counts
 from polyclinic.strategies.methods.polyclinic import VisitOrder, arrange_visits
 from polyclinic.strategies.methods.scaffold import flatten_groups, unflatten_groups
 
-TEACHERS, WEIGHTS = "teachers", "teacher_weights"
+TEACHERS, TEACHER_WEIGHTS = "teachers", "teacher_weights"
 """Names in a request: the teachers' numbers ``(teachers, n)``, and their weights of both parts ``(teachers, 2)``."""
 
 
@@ -76,7 +77,7 @@ class SFedKDParameters(Parameters):
 def compute_class_distributions(context: RoundContext) -> dict[str, Float64]:
     """Return each site's shares of its positives by class ``(classes,)``, which sum to 1.
 
-    A site that keeps all its counts to itself has its classes in equal shares.
+    A site that sends no counts gets equal shares of its classes.
     """
     positives, _ = collect_label_counts(context)
     distributions = dict[str, Float64]()
@@ -93,14 +94,16 @@ def choose_teachers(distributions: Mapping[str, Float64], most: int) -> list[str
         distributions: Site -> its shares of classes ``(classes,)``, for the sites that could teach; at least one.
         most: Largest number of teachers.
     """
-    chosen, covered = list[str](), np.zeros_like(next(iter(distributions.values())))
+    chosen = list[str]()
+    covered = np.zeros_like(next(iter(distributions.values())))
     while len(chosen) < min(most, len(distributions)):
         rest = [site for site in sorted(distributions) if site not in chosen]
         best = max(rest, key=lambda site: float(np.maximum(covered, distributions[site]).sum()))
         wider = np.maximum(covered, distributions[best])
         if not wider.sum() > covered.sum() + 1e-9:  # all that are left teach what others do
             break
-        chosen, covered = [*chosen, best], wider
+        chosen = [*chosen, best]
+        covered = wider
     return chosen
 
 
@@ -158,7 +161,8 @@ def compute_multi_class_divergences(
 
 def _split_target(logits: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
     """Return the log probabilities of target and rest ``(batch, 2)``, and of the other classes ``(batch, rows)``."""
-    whole, others = logits.logsumexp(dim=1), logits.masked_fill(is_target, -torch.inf).logsumexp(dim=1)
+    whole = logits.logsumexp(dim=1)
+    others = logits.masked_fill(is_target, -torch.inf).logsumexp(dim=1)
     target = logits.masked_fill(~is_target, -torch.inf).logsumexp(dim=1)
     among_others = (logits - others[:, None]).masked_fill(is_target, -torch.inf)
     return torch.stack([target - whole, others - whole], dim=1), among_others
@@ -180,19 +184,22 @@ DIVERGENCES: Mapping[Task, Callable[[Tensor, Tensor, Tensor, float], tuple[Tenso
 
 
 class SFedKDSite(SequentialSite):
-    """The hospital's half of SFedKD: its own labels, and what the teachers say of its images."""
+    """The hospital's half of SFedKD: the loss of its labels, and distillation from the teachers on its images."""
 
-    name = "sfedkd"
-    no_segmentation = "it tells an image's own class from all others, and each pixel has its own"
-    table = SFedKDParameters
+    traits = SequentialTraits(
+        "sfedkd",
+        parameters_class=SFedKDParameters,
+        payload=Payload(label_counts=True),
+        reason_against_segmentation="it tells an image's own class from all others, and each pixel has its own",
+        stores_statistics_by_site=True,
+        stores_site_models=True,
+    )
     parameters: SFedKDParameters
-    declared = Payload(label_counts=True)
-    stores_statistics_by_site = True
-    stores_site_models = True
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: the loss of the labels plus the weighted divergence from each teacher."""
-        parameters, supervised = self.parameters, self.choose_training_loss(context.examples, context.spec)
+        parameters = self.parameters
+        supervised = self.choose_training_loss(context.examples, context.spec)
         compute_divergences = DIVERGENCES[self.task]
         teachers = make_teachers(context.network, context.statistics)
 
@@ -218,9 +225,11 @@ def make_teachers(network: Model, statistics: Arrays) -> list[tuple[Model, float
     """
     if TEACHERS not in statistics:
         return []
-    like, teachers = ModelGroups.from_model(read_model_state(network)), list[tuple[Model, float, float]]()
-    for flat, (of_target, of_others) in zip(statistics[TEACHERS], statistics[WEIGHTS], strict=True):
-        teacher, groups = copy_model_as_teacher(network), unflatten_groups(flat, like, "teacher")
+    like = ModelGroups.from_model(read_model_state(network))
+    teachers = list[tuple[Model, float, float]]()
+    for flat, (of_target, of_others) in zip(statistics[TEACHERS], statistics[TEACHER_WEIGHTS], strict=True):
+        teacher = copy_model_as_teacher(network)
+        groups = unflatten_groups(flat, like, "teacher")
         write_model_state(teacher, trunk=groups.trunk, norm=groups.norm, head=groups.head)
         teachers.append((teacher, float(of_target), float(of_others)))
     return teachers
@@ -230,7 +239,7 @@ def make_teachers(network: Model, statistics: Arrays) -> list[tuple[Model, float
 
 
 class SFedKD(SequentialMethod):
-    """The coordinator's half of SFedKD: it keeps the models of some stops, and sends them with the model passed on."""
+    """The coordinator's half of SFedKD: it stores the models that some sites passed on, and sends them as teachers."""
 
     site_class = SFedKDSite
     site: SFedKDSite
@@ -240,22 +249,24 @@ class SFedKD(SequentialMethod):
         return arrange_visits(context, sites, self.site.parameters.order)
 
     def statistics_for(self, context: RoundContext) -> Callable[[str], Arrays]:
-        """Return the teachers, and the site's weights of them; nothing before a round has ended."""
+        """Return a function that gives each site the teachers and their weights; none before a round has ended."""
         sites = [site for site in sorted(context.statistics) if site in context.answers]
         if not sites:
             return lambda site: NO_ARRAYS
-        distributions, models = compute_class_distributions(context), np.stack([context.statistics[s] for s in sites])
+        distributions = compute_class_distributions(context)
+        models = np.stack([context.statistics[s] for s in sites])
         of_teachers = [distributions[site] for site in sites]
         return lambda site: {
             TEACHERS: models,
-            WEIGHTS: compute_teacher_weights(distributions[site], of_teachers),
+            TEACHER_WEIGHTS: compute_teacher_weights(distributions[site], of_teachers),
         }
 
     def aggregate_statistics(self, context: RoundContext, replies: Mapping[str, SiteReply]) -> Arrays:
-        """Return the models that teach in the next round, flat, by the name of the site that made each."""
+        """Return site -> the model that it passed on, flat, for the sites whose models teach in the next round."""
         distributions = compute_class_distributions(context)
         candidates = {site: distributions[site] for site in context.site_models if site in distributions}
         if not candidates:
             return context.statistics
-        chosen, models = choose_teachers(candidates, self.site.parameters.teachers), context.site_models
+        chosen = choose_teachers(candidates, self.site.parameters.teachers)
+        models = context.site_models
         return {site: flatten_groups(ModelGroups.from_model(models[site])) for site in chosen}

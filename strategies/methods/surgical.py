@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from polyclinic.common.models.network import Head
 from polyclinic.strategies.aggregation.means import HeadMean
-from polyclinic.strategies.local.site_method import Payload, SiteMethod
+from polyclinic.strategies.local.method_traits import MethodTraits, Payload
+from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.methods.base import Method
 
 
@@ -57,17 +58,16 @@ class OwnersMean:
         return self._weight / divisor[:, None], self._bias / divisor, sent
 
 
-class SurgicalSite(SiteMethod):
+class SurgicalAggregationSite(SiteMethod):
     """The hospital's half: plain training of the rows of its own classes."""
 
-    name = "surgical"
-    declared = Payload(rows="own")
+    traits = MethodTraits("surgical", payload=Payload(rows="own"))
 
 
 class SurgicalAggregation(Method):
     """The coordinator's half: FedAvg for the trunk; each head row is averaged over its class's annotators (eq. 2)."""
 
-    site_class = SurgicalSite
+    site_class = SurgicalAggregationSite
 
     @property
     def head_mean_class(self) -> HeadMean:

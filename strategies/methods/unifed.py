@@ -22,14 +22,16 @@ from polyclinic.common.models.network import Model
 from polyclinic.common.wire.records import Arrays
 from polyclinic.strategies.local.early_stopping import EarlyStopping
 from polyclinic.strategies.local.losses import Missing
+from polyclinic.strategies.local.method_traits import Parameters, Payload, SequentialTraits, Statistic
 from polyclinic.strategies.local.objective import ClientContext, LocalRound, Losses, plain
-from polyclinic.strategies.local.site_method import Parameters, Payload, SequentialSite, Statistic
+from polyclinic.strategies.local.site_method import SequentialSite
 from polyclinic.strategies.methods.base import (
     RoundContext,
     SequentialMethod,
     ServerTrainingSettings,
     SiteReply,
     convert_to_json_numbers,
+    make_method,
 )
 
 SlopeRule = Literal["least_squares", "endpoints"]
@@ -52,10 +54,10 @@ class ServerOnlyParameters(SequentialParameters):
     """The ``[method]`` table of ``server_only``.
 
     Attributes:
-        tolerance: A fall of the validation loss by less than this counts as slight.
+        tolerance: A decrease of the validation loss by less than this counts as slight.
         epoch_cap: The largest number of epochs of one training.
-        server_patience: The coordinator's training ends after this many epochs in a row that are worse than the best
-            one, or after this many slight falls in total.
+        server_patience: The coordinator's training ends after this many consecutive epochs that are worse than the best
+            one, or after this many epochs with a slight decrease in total.
         global_patience: The run ends after this many rounds without a better model on the coordinator's validation
             part.
     """
@@ -70,8 +72,8 @@ class UniFedParameters(ServerOnlyParameters):
     """The ``[method]`` table of ``unifed``.
 
     Attributes:
-        patience: A hospital's training ends after this many epochs in a row that are worse than the best one, or after
-            this many slight falls of the loss in total.
+        patience: A hospital's training ends after this many consecutive epochs that are worse than the best one, or
+            after this many epochs with a slight decrease of the loss in total.
         alpha: Weight of the hospitals' model in the mixture: 0.7 in the text, 0.3 in the authors' code.
         slope: Rule that computes one slope from a hospital's losses.
     """
@@ -121,22 +123,24 @@ def sort_sites_easiest_first(slopes: Mapping[str, float]) -> tuple[str, ...]:
 class UniFedSite(SequentialSite):
     """The hospital's half of UniFed: training until the loss settles; it sends the slope of the loss (eq. 2)."""
 
-    name = "unifed"
-    table = UniFedParameters
-    parameters: UniFedParameters
-    declared = Payload(
-        statistics=(Statistic("slope", "images", "how fast the loss fell in the last training: one number"),)
+    traits = SequentialTraits(
+        "unifed",
+        parameters_class=UniFedParameters,
+        payload=Payload(
+            statistics=(Statistic("slope", "images", "how fast the loss fell in the last training: one number"),)
+        ),
+        looks_at_images=False,
+        ranks_sites=True,
+        stores_statistics_by_site=True,
     )
-    looks_at_images = False
-    ranks_sites = True
-    stores_statistics_by_site = True
+    parameters: UniFedParameters
 
     @cached_property
     def early_stopping(self) -> EarlyStopping:
         """Return the rule that stops a hospital's training in a round."""
         return EarlyStopping(self.parameters.patience, self.parameters.tolerance, self.parameters.epoch_cap)
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         """Return the local round: plain training; the statistics are the slope of the loss."""
 
         def slope(model: Model, losses: Losses) -> Arrays:
@@ -184,23 +188,18 @@ class UniFed(SequentialMethod):
 class SequentialTrainingSite(SequentialSite):
     """The hospital's half of ``fedseq``: training for the experiment's number of epochs."""
 
-    name = "fedseq"
-    table = SequentialParameters
+    traits = SequentialTraits("fedseq", parameters_class=SequentialParameters)
 
 
-class SequentialTraining(SequentialMethod):
-    """The coordinator's half of ``fedseq``: passes the model through the sites in the order of their names."""
-
-    site_class = SequentialTrainingSite
+SequentialTraining = make_method(SequentialMethod, SequentialTrainingSite)
+"""The coordinator's half of ``fedseq``: passes the model through the sites in the order of their names."""
 
 
 class ServerOnlyTrainingSite(SequentialSite):
     """The hospital's half of ``server_only``: it tests the coordinator's model and does not train."""
 
-    name = "server_only"
-    table = ServerOnlyParameters
+    traits = SequentialTraits("server_only", parameters_class=ServerOnlyParameters, hospitals_train=False)
     parameters: ServerOnlyParameters
-    hospitals_train = False
 
 
 class ServerOnlyTraining(SequentialMethod):

@@ -45,15 +45,20 @@ from polyclinic.strategies.privacy.image_gradients import (
     refuse_torch_random_draws,
     replace_dropout_layers,
 )
-from polyclinic.strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource, make_secret_noise_source
+from polyclinic.strategies.privacy.noise import (
+    ROUNDING_MARGIN_FACTOR,
+    NoiseQuantizationGrid,
+    NoiseSource,
+    make_secret_noise_source,
+)
 
-PACK = 16
-"""Number of images that pass through a network at a time; fewer if a batch has fewer."""
+MAX_MICRO_BATCH_IMAGES = 16
+"""Largest number of images that pass through a network at a time."""
 
 
 def choose_micro_batch_size(batch_size: int) -> int:
     """Return how many images pass through the network at a time, for batches of ``batch_size`` images on average."""
-    return min(batch_size, PACK)
+    return min(batch_size, MAX_MICRO_BATCH_IMAGES)
 
 
 def find_network_privacy_faults(plan: HospitalPlan, method: SiteMethod) -> list[Fault]:
@@ -67,7 +72,7 @@ def find_network_privacy_faults(plan: HospitalPlan, method: SiteMethod) -> list[
         return []
     try:
         network = build_network(spec.model_copy(update={"weights": None}), ("",), seed=0)
-        set_train_mode(network, frozen_batch_norm=method.freezes_batch_norm)
+        set_train_mode(network, frozen_batch_norm=method.parts.freezes_batch_norm)
         with replace_dropout_layers(network, make_secret_noise_source()), refuse_plan_on_error():
             check_image_gradients_separate(network, 2, shape := spec.input_shape)
             check_network_state_constant(network, 2, shape)
@@ -149,7 +154,8 @@ class PrivateEpochTrainer:
         """
         learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
         sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in learning]
-        loss, images = 0.0, sum(map(len, drawn))
+        loss = 0.0
+        images = sum(map(len, drawn))
         for pack in split_into_micro_batches(drawn, choose_micro_batch_size(task.spec.batch_size)):
             losses, each = self._compute_gradients_per_patient(network, task, pack, learning, generator)
             loss += losses
@@ -198,8 +204,10 @@ class PrivateEpochTrainer:
             learning: The trained parameters.
         """
         size = choose_micro_batch_size(task.spec.batch_size)
-        loss, each = 0.0, [torch.zeros_like(parameter).repeat(size, *[1] * parameter.dim()) for parameter in learning]
-        rows, owner = torch.cat(tuple(pack)), torch.repeat_interleave(torch.tensor([len(owned) for owned in pack]))
+        loss = 0.0
+        each = [torch.zeros_like(parameter).repeat(size, *[1] * parameter.dim()) for parameter in learning]
+        rows = torch.cat(tuple(pack))
+        owner = torch.repeat_interleave(torch.tensor([len(owned) for owned in pack]))
         for part, whose in zip(*(torch.split(numbers, size) for numbers in (rows, owner)), strict=True):
             filled = torch.cat([part, part[-1:].expand(size - len(part))])
             losses = self._compute_loss_per_image(network, task, filled, generator)[: len(part)]
@@ -214,9 +222,11 @@ class PrivateEpochTrainer:
         self, network: SplitNetwork, task: TrainingTask, rows: Tensor, generator: torch.Generator
     ) -> Tensor:
         """Run the network on augmented images, and return the loss of each image, ``(batch,)``."""
-        examples, spec = task.examples, task.spec
+        examples = task.examples
+        spec = task.spec
         rows = rows.to(examples.images.device)
-        labels, annotated = examples.labels[rows], examples.annotated
+        labels = examples.labels[rows]
+        annotated = examples.annotated
 
         def augment_images(images: Tensor) -> Tensor:
             off = task.augmentation == AugmentationSpec()
@@ -254,11 +264,13 @@ def split_into_micro_batches(drawn: Sequence[Tensor], size: int) -> Iterator[lis
     Args:
         drawn: For each image or patient, the rows of its images in the training data.
     """
-    pack, held = list[Tensor](), 0
+    pack = list[Tensor]()
+    held = 0
     for rows in drawn:
         if pack and held + len(rows) > size:
             yield pack
-            pack, held = [], 0
+            pack = []
+            held = 0
         pack.append(rows)
         held += len(rows)
     if pack:
@@ -283,11 +295,12 @@ def sum_clipped_gradients(gradients: Sequence[Tensor], grid: NoiseQuantizationGr
         for gradient in gradients
     ]
     lengths = torch.stack(by_parameter).square().sum(dim=0).sqrt()  # (images,)
-    factors = (SHRUNK * grid.longest / lengths.clamp(min=1e-12)).clamp(max=1.0)
+    factors = (ROUNDING_MARGIN_FACTOR * grid.longest / lengths.clamp(min=1e-12)).clamp(max=1.0)
     finite = lengths.isfinite()
     # A factor below the smallest normal float32 is too coarse: the result could be too long.
     factors = factors.where(finite & (factors >= torch.finfo(torch.float32).tiny), 0.0).float()
-    sums, all_finite = [], bool(finite.all())
+    sums = []
+    all_finite = bool(finite.all())
     for gradient in gradients:
         short = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
         if not all_finite:  # 0 times infinity is no number

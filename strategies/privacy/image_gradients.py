@@ -98,7 +98,7 @@ def refuse_torch_random_draws(device: torch.device) -> Iterator[None]:
 
 # ---------------------------------------------------------------------- the gradient of every image
 
-NEAR = 1e-4
+PARAMETER_GRADIENT_TOLERANCE = 1e-4
 """Largest change of a gradient by rounding, relative to the parameter's longest gradient; 1e-6 was measured."""
 IMAGE_GRADIENT_TOLERANCE = 1e-6
 """Largest change by rounding, relative to an image's whole gradient."""
@@ -107,8 +107,8 @@ CONSTANT_BUFFERS: Final = (
 )
 _CALLS, _EVALUATIONS = 32, 4
 """Calls of a network before round 1, and of these in evaluation, after which its state must be as before."""
-LEAST = 1e-10
-"""Smallest gradient of a parameter, relative to the whole gradient; a smaller one does not test the parameter."""
+MIN_TESTED_GRADIENT = 1e-10
+"""Smallest gradient of a parameter, relative to the whole gradient, that tests the parameter."""
 
 
 class _LayerForOpacus(nn.Module):
@@ -334,9 +334,10 @@ def _are_gradients_almost_equal(before: Sequence[Tensor], after: Sequence[Tensor
     """
     lengths = torch.stack([rows.norm(dim=1) for rows in before])  # (parameters, rows)
     apart = torch.stack([(rows - others).norm(dim=1) for rows, others in zip(before, after, strict=True)])
-    longest, whole = lengths.max(dim=1, keepdim=True).values, lengths.square().sum(dim=0).sqrt()
-    near = apart <= NEAR * longest + IMAGE_GRADIENT_TOLERANCE * whole
-    there = longest > LEAST * whole.max()
+    longest = lengths.max(dim=1, keepdim=True).values
+    whole = lengths.square().sum(dim=0).sqrt()
+    near = apart <= PARAMETER_GRADIENT_TOLERANCE * longest + IMAGE_GRADIENT_TOLERANCE * whole
+    there = longest > MIN_TESTED_GRADIENT * whole.max()
     return bool(near.all() and there.all() and lengths.isfinite().all())
 
 

@@ -33,7 +33,7 @@ from polyclinic.common.wire.records import Arrays, ModelGroups
 from polyclinic.strategies.local.site_method import SiteMethod
 from polyclinic.strategies.local.updates import clip_update_to_norm, scale_array
 from polyclinic.strategies.privacy.gradients import PrivateEpochTrainer
-from polyclinic.strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, NoiseSource
+from polyclinic.strategies.privacy.noise import ROUNDING_MARGIN_FACTOR, NoiseQuantizationGrid, NoiseSource
 
 Accountant = Literal["rdp", "prv"]
 PRV_MOST_EPSILON: Final = 50.0
@@ -145,9 +145,9 @@ class ReplyNoise:
         spread = 2 * self.noise_multiplier * parts**0.5
         if not all(np.isfinite(array).all() for array in update.to_named_arrays().values()):
             update = update.apply_to_arrays(np.zeros_like)  # that training diverged says something too
-        short = clip_update_to_norm(update, self.max_update_norm * SHRUNK)
+        short = clip_update_to_norm(update, self.max_update_norm * ROUNDING_MARGIN_FACTOR)
         numbers = {name: np.nan_to_num(array, nan=0.0) for name, array in sorted(statistics.items())}
-        bounded = clip_arrays_to_norm(numbers, self.max_statistics_norm * SHRUNK)
+        bounded = clip_arrays_to_norm(numbers, self.max_statistics_norm * ROUNDING_MARGIN_FACTOR)
         of_update = NoiseQuantizationGrid(spread * self.max_update_norm, self.max_update_norm)
         of_statistics = NoiseQuantizationGrid(spread * self.max_statistics_norm, self.max_statistics_norm)
         noisy = {name: self._add_noise(array, of_statistics) for name, array in bounded.items()}
@@ -236,28 +236,33 @@ def make_site_privacy_settings(plan: HospitalPlan, method: SiteMethod, images: i
     Args:
         images: The site's number of training images.
     """
-    section, training = plan.privacy, plan.training
+    section = plan.privacy
+    training = plan.training
     if section.level == "none":
         return None
     if section.level == "update":
         rate, steps, epochs = 1.0, 1, 1
     else:
-        rate, steps = min(1.0, training.batch_size / images), math.ceil(images / training.batch_size)
+        rate = min(1.0, training.batch_size / images)
+        steps = math.ceil(images / training.batch_size)
         epochs = training.epochs
-    ranked = method.ranks_sites  # a reply before round 1
+    ranked = method.traits.ranks_sites  # a reply before round 1
     count = steps * epochs * (plan.run.rounds + ranked)
     if section.epsilon is None:
         assert section.noise_multiplier is not None, "one of them is set, the schema says"
         noise_multiplier = section.noise_multiplier
     else:
-        epsilon, delta, accountant = section.epsilon, section.delta, section.accountant
+        epsilon = section.epsilon
+        delta = section.delta
+        accountant = section.accountant
         noise_multiplier = find_noise_multiplier(epsilon, delta, sample_rate=rate, count=count, accountant=accountant)
     return SitePrivacySettings(section, noise_multiplier, rate, steps, epochs, images)
 
 
 def find_privacy_faults(method: SiteMethod, experiment: Experiment | HospitalPlan) -> list[Fault]:
     """Return the reasons why this method or experiment would break the promise of differential privacy."""
-    level, training = experiment.privacy.level, experiment.training
+    level = experiment.privacy.level
+    training = experiment.training
     if level == "none":
         return []
     trains_norm = experiment.model.norm == "batch" and has_trained_batch_norm(experiment.model)
@@ -266,18 +271,20 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | HospitalPla
         unsent = f'{instead} or "fedbn", which do not send it' if instead else ""
         negative = "noise can make a running variance of batch normalisation negative"
         reasons = {
-            f'{negative}; set model.norm = "group"{unsent}': trains_norm and method.sends_batch_norm,
-            f"{method.name} divides each update by a number that the noise would change": method.reads_updates,
+            f'{negative}; set model.norm = "group"{unsent}': trains_norm and method.parts.sends_batch_norm,
+            f"{method.name} divides each update by a number that the noise would change": method.traits.reads_updates,
         }
     else:
         frozen = f"{instead}, which freezes it" if instead else ""
-        early, mixes = method.early_stopping is not None, trains_norm and not method.freezes_batch_norm
-        pulls, low_rank = method.parameters.proximal_mu > 0, experiment.model.train.startswith("lora:")
+        early = method.early_stopping is not None
+        mixes = trains_norm and not method.parts.freezes_batch_norm
+        pulls = method.parameters.proximal_mu > 0
+        low_rank = experiment.model.train.startswith("lora:")
         augments = experiment.augmentation.transform is not None
         by_step = "each image's own gradient is clipped and the noise goes into each batch's step; leave out training."
         reasons = {
             f"{method.name} minimises more than each image's own loss, so that one image's gradient does not hold all "
-            'that it changes; use "update"': not method.plain_client,
+            'that it changes; use "update"': not method.loss_is_per_image,
             'the loss decides how many steps a site trains, so their noise cannot be planned; use "update"': early,
             "method.warm_up_epochs are trained without noise; leave it out": method.parameters.warm_up_epochs > 0,
             "the pull of method.proximal_mu would be clipped with each image's gradient; leave it out": pulls,
@@ -289,7 +296,7 @@ def find_privacy_faults(method: SiteMethod, experiment: Experiment | HospitalPla
             'of a product of matrices no image\'s own gradient is at hand; use "update"': low_rank,
         }
     faults = [reason for reason, holds in reasons.items() if holds]
-    if method.pooled_missing_labels != "no" or method.trains_alone or not method.hospitals_train:
+    if method.pooled_missing_labels != "no" or method.parts.trains_alone or not method.traits.hospitals_train:
         faults = [f"{method.name} sends nothing that noise could protect"]
     return [Fault("privacy.level", f'"{level}" makes no sense here: {reason}.') for reason in faults]
 
@@ -312,15 +319,16 @@ def find_secure_aggregation_faults(method: SiteMethod) -> list[Fault]:
     compresses = method.parameters.compress_update != "float32"
     reasons = {
         "there is one pseudo-site": method.pooled_missing_labels != "no",
-        "the model is passed on from site to site": method.sequential,
-        "every site trains by itself, and nothing is summed": method.trains_alone,
-        "it weighs each update by what that update is": method.weighs_updates,
-        "its coordinator reads each update by itself": method.reads_updates,
+        "the model is passed on from site to site": method.traits.sequential,
+        "every site trains by itself, and nothing is summed": method.parts.trains_alone,
+        "it weighs each update by what that update is": method.traits.weighs_updates,
+        "its coordinator reads each update by itself": method.traits.reads_updates,
         "a robust mean looks at each update by itself (method.mean)": method.parameters.mean is not None,
-        "its statistics would travel beside the update, unmasked": bool(method.declared_payload.statistics),
+        "its statistics would travel beside the update, unmasked": bool(method.payload.statistics),
         "masked numbers take the same room however coarse they are (method.compress_update)": compresses,
     }
-    where, problem = "privacy.secure_aggregation", f"cannot be had with {method.name}"
+    where = "privacy.secure_aggregation"
+    problem = f"cannot be had with {method.name}"
     faults = [Fault(where, f"{problem}: {why}.", "Leave it out.") for why, holds in reasons.items() if holds]
     if method.parameters.weighting != "uniform" and not faults:
         problem = "is needed where updates are masked: known weights that differ tell in a sum which part is whose."

@@ -65,7 +65,8 @@ def draw_discrete_gaussian(count: int, bits: SecretBitStream, scale_bits: int = 
     Returns:
         int64 ``(count,)``.
     """
-    draws, drawn = np.empty(count, np.int64), 0
+    draws = np.empty(count, np.int64)
+    drawn = 0
     while drawn < count:
         more = _try_discrete_gaussian(min(2 * (count - drawn) + 64, _BLOCK), bits, scale_bits)[: count - drawn]
         draws[drawn : drawn + more.size] = more
@@ -85,7 +86,8 @@ def _try_discrete_gaussian(count: int, bits: SecretBitStream, scale_bits: int) -
     words = bits.draw_random_integers(count)
     fraction = words >> np.uint64(WORD_BITS - scale_bits) if scale_bits else np.zeros(count, np.uint64)
     accepted = _draw_exp_bernoulli_events(fraction, bits, scale_bits)
-    words, fraction = words[accepted], fraction[accepted]
+    words = words[accepted]
+    fraction = fraction[accepted]
     runs, active = np.zeros(words.size, np.int64), np.arange(words.size)  # successes in a row, of probability exp(-1)
     while active.size:
         active = active[_draw_exp_bernoulli_events(np.ones(active.size, np.uint64), bits, 0)]
@@ -93,7 +95,8 @@ def _try_discrete_gaussian(count: int, bits: SecretBitStream, scale_bits: int) -
     magnitude: Integers = (runs << scale_bits) + fraction.astype(np.int64)
     positive = (words & np.uint64(1)).astype(bool)
     single = positive | (magnitude != 0)  # else 0 would be drawn twice as often
-    magnitude, positive = magnitude[single], positive[single]
+    magnitude = magnitude[single]
+    positive = positive[single]
     # (|y| - s)^2 / (2 s^2), in units of 2^-(2 scale_bits + 1)
     distance = np.abs(magnitude - (1 << scale_bits)).astype(np.uint64)
     accepted = _draw_exp_bernoulli_events(distance * distance, bits, 2 * scale_bits + 1)
@@ -105,7 +108,8 @@ def _draw_exp_bernoulli_events(exponent: Words, bits: SecretBitStream, unit_bits
 
     Canonne et al., NeurIPS 2020, algorithm 1.
     """
-    whole, rest = exponent >> np.uint64(unit_bits), exponent & np.uint64((1 << unit_bits) - 1)
+    whole = exponent >> np.uint64(unit_bits)
+    rest = exponent & np.uint64((1 << unit_bits) - 1)
     shift = np.uint64(WORD_BITS - unit_bits)
 
     def draw_fractional_events(active: NDArray[np.intp]) -> NDArray[np.bool_]:
@@ -140,13 +144,16 @@ def _draw_exp_events_by_series(
     Returns:
         bool ``(count,)``.
     """
-    result, active, k = np.zeros(count, bool), np.arange(count), 1
+    result = np.zeros(count, bool)
+    active = np.arange(count)
+    k = 1
     while active.size:
         passed = happened(active)
         if k > 1:
             passed &= bits.draw_bernoulli_events(active.size, k)
         result[active[~passed]] = k % 2 == 1
-        active, k = active[passed], k + 1
+        active = active[passed]
+        k = k + 1
     return result
 
 
@@ -154,9 +161,9 @@ def _draw_exp_events_by_series(
 
 _RATE_BITS: Final = 53
 _FLOAT_BITS: Final = 24
-_FINEST: Final = 2.0**-36
+_MIN_STEP_TO_BOUND: Final = 2.0**-36
 """Smallest step, relative to the bound: sums of 100,000 bounded vectors stay below 2^53 steps, exact in float64."""
-SHRUNK: Final = 1 - 2.0**-20
+ROUNDING_MARGIN_FACTOR: Final = 1 - 2.0**-20
 """Factor that shortens a clipped vector a little more, to allow for rounding errors of its length."""
 
 
@@ -210,7 +217,7 @@ class NoiseQuantizationGrid:
         The noise always has a standard deviation of 2^24 steps. So it is larger than ``deviation`` if 2^-36 of
         ``longest`` is the step size.
         """
-        return max(self.deviation / 2**SCALE_BITS, self.longest * _FINEST)
+        return max(self.deviation / 2**SCALE_BITS, self.longest * _MIN_STEP_TO_BOUND)
 
     def round_values_to_grid_steps(self, values: Tensor) -> Tensor:
         """Return values as whole numbers of steps in their own dtype, truncated so that no vector becomes longer."""

@@ -12,8 +12,9 @@ import numpy as np
 from polyclinic.common.errors import BadInput, Fault, raise_faults
 from polyclinic.common.system.plain_text import format_count_with_noun
 from polyclinic.data.base.spec import PictureRenderingOptions
+from polyclinic.data.images.file_kinds import is_nifti_file, read_first_bytes
 from polyclinic.data.images.masks import read_grid, read_mask_values, refuse_other_grid
-from polyclinic.data.images.reading import DecodedImageFormat, is_nifti_file, read_first_bytes
+from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.data.tables.mask_folders import remove_mask_words
 from polyclinic.studies.init.questions import PLACEHOLDER, Question
 

@@ -20,7 +20,7 @@ from polyclinic.data.base.image_set import (
     are_all_patients_known,
     concatenate_image_sets,
 )
-from polyclinic.data.images.reading import describe_png_conversion
+from polyclinic.data.images.file_kinds import describe_png_conversion
 from polyclinic.data.images.volume_notes import describe_decoded_volumes, describe_grids, list_volume_notes
 from polyclinic.data.tables.columns import describe_some_cells, shorten_cell
 from polyclinic.data.tables.csv import is_utf_8_table

@@ -22,8 +22,8 @@ from polyclinic.data.base.image_set import find_placeholder_patients
 from polyclinic.data.base.names import find_similar_names, is_blank_cell, normalize_name
 from polyclinic.data.base.spec import FolderDatasetSpec, VolumeSize
 from polyclinic.data.base.splits import choose_balanced_split_seed, name_unknown_patients
+from polyclinic.data.images.file_kinds import PICTURE_SUFFIXES
 from polyclinic.data.images.reading import (
-    PICTURE_SUFFIXES,
     decode_picture,
     decode_png_samples,
     is_16_bit_png,

@@ -26,7 +26,7 @@ from polyclinic.common.wire.records import ModelGroups, TrainReply, TrainRequest
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.strategies.privacy.secure_aggregation import crypto
 from polyclinic.strategies.privacy.secure_aggregation.vectors import (
-    BODY,
+    BODY_SEGMENT,
     UpdateVectorLayout,
     convert_from_fixed_point,
     convert_to_fixed_point,
@@ -40,7 +40,7 @@ LAYOUT = UpdateVectorLayout(trunk=20 * SIDE * SIDE, norm=0, features=20)
 NO_NORM = np.zeros(0, np.float32)
 STRANGER = ec.generate_private_key(ec.SECP256R1())
 Found = tuple[str, frozenset[str]]
-"""Part of the model, :data:`BODY` or a class, and the sites whose sum of it is open."""
+"""Part of the model, :data:`BODY_SEGMENT` or a class, and the sites whose sum of it is open."""
 
 
 def linear_network(channels: int, image_size: int) -> nn.Module:
@@ -119,7 +119,7 @@ class Attempt:
 
 
 def _place(rows: tuple[str, ...], part: str) -> slice:
-    return next(LAYOUT.iterate_class_slices(rows, () if part == BODY else (part,), body=part == BODY))
+    return next(LAYOUT.iterate_class_slices(rows, () if part == BODY_SEGMENT else (part,), body=part == BODY_SEGMENT))
 
 
 class AnyCoordinator:
@@ -168,7 +168,7 @@ class AnyCoordinator:
         """One part of every update that a hospital masked."""
         for attempt in self.attempts:
             for name, update in attempt.updates.items():
-                if part == BODY or part in self._rows[name]:
+                if part == BODY_SEGMENT or part in self._rows[name]:
                     yield update[_place(self._rows[name], part)]
 
     def _request(self, script: Script, name: str) -> TrainRequest:
@@ -267,8 +267,8 @@ def open_sums(
     sums = {}
     for size in range(1, len(unmasked) + 1):
         for sites in map(frozenset, combinations(sorted(unmasked), size)):
-            for part in (BODY, *sorted({name for site in sites for name in rows[site]})):
-                owners = frozenset(site for site in sites if part == BODY or part in rows[site])
+            for part in (BODY_SEGMENT, *sorted({name for site in sites for name in rows[site]})):
+                owners = frozenset(site for site in sites if part == BODY_SEGMENT or part in rows[site])
                 places = {site: _place(rows[site], part) for site in owners}
                 by = {site: attempt.statements[site].divisor for site in owners}
                 total = sum((unmasked[site][place] for site, place in places.items()), np.uint32(0))

@@ -27,7 +27,7 @@ from polyclinic.strategies.privacy.secure_aggregation.coordinator import MaskedS
 from polyclinic.strategies.privacy.secure_aggregation.noise_shares import make_distributed_noise
 from polyclinic.strategies.privacy.secure_aggregation.site import SiteSigningIdentity
 from polyclinic.strategies.privacy.secure_aggregation.vectors import (
-    ONE,
+    FIXED_POINT_ONE,
     UpdateVectorLayout,
     choose_max_update_value,
     flatten_update,
@@ -142,7 +142,7 @@ class Hospitals:
     def rows(self, name: str, of: HospitalPlan) -> tuple[str, ...]:
         """The head rows that a hospital is sent."""
         every = tuple(sorted({row for site in self.sites for row in self.class_names.get(site, OWN)}))
-        return self.class_names.get(name, OWN) if build_site_method(of).declared_payload.rows == "own" else every
+        return self.class_names.get(name, OWN) if build_site_method(of).payload.rows == "own" else every
 
     def train_request(self, of: HospitalPlan, name: str, server_round: int = 1, run: str = "run") -> TrainRequest:
         """The request of an honest coordinator to a hospital, from the run's first model."""
@@ -180,9 +180,9 @@ class Hospitals:
         replies = self.trained(of, members or tuple(self.sites), server_round, change, run)
         model = beginning(of, OWN)
         layout = UpdateVectorLayout(
-            len(model.trunk), len(model.norm) if method.sends_batch_norm else 0, model.head.features
+            len(model.trunk), len(model.norm) if method.parts.sends_batch_norm else 0, model.head.features
         )
-        rows = {name: tuple(sorted(self.rows(name, of))) if method.declared_payload.head else () for name in replies}
+        rows = {name: tuple(sorted(self.rows(name, of))) if method.payload.head else () for name in replies}
         classes = tuple(sorted({row for own in rows.values() for row in own}))
         numbers = choose_max_update_value(of, method), make_distributed_noise(of, method)
         return self.unmask(MaskedSumRequest(run, server_round, rows, classes, layout, *numbers), change, lost or {})
@@ -223,4 +223,4 @@ class Hospitals:
 
 def integers(vector: np.ndarray, part: float, largest: float = 16.0) -> np.ndarray:
     """An update in fixed point, worked out here once more."""
-    return np.rint(np.clip(vector, -largest, largest) * part * (ONE / largest)).astype(np.int64)
+    return np.rint(np.clip(vector, -largest, largest) * part * (FIXED_POINT_ONE / largest)).astype(np.int64)

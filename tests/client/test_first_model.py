@@ -22,7 +22,7 @@ from polyclinic.common.plugins import MODELS, PLUGIN_PREFIX, identify_plugin, re
 from polyclinic.common.wire.codec import round_to_number_format
 from polyclinic.common.wire.records import ModelGroups, NumberFormat, TrainRequest
 from polyclinic.strategies.engine.state import make_initial_state
-from polyclinic.strategies.local.site_method import SiteMethod
+from polyclinic.strategies.methods.baselines import PartialLossSite
 from tests.client.rounds import OWN, beginning, changed_plan, log, plan, request, send, site
 
 SURGICAL, FEDSEQ, VANILLA = plan(), plan("fedseq"), plan("vanilla")
@@ -129,7 +129,7 @@ def test_the_first_model_of_a_coordinator_without_avx2_is_trained(tmp_path: Path
 def test_a_first_model_in_fewer_bits_is_the_plan_s_own_rounded(form: NumberFormat, tmp_path: Path) -> None:
     of = plan(parameters={"compress_model": form})
     own = beginning(of)
-    rounded = make_initial_state(SiteMethod({"compress_model": form}), own).model
+    rounded = make_initial_state(PartialLossSite({"compress_model": form}), own).model
     assert not np.array_equal(rounded.trunk, own.trunk)
     # The coordinator's machine may draw numbers that round to the next number of the format.
     other_bits = own.trunk * np.float32(1 + 3e-7)

@@ -23,7 +23,7 @@ CLASSES = ("a", "b", "c", "d")
 METHODS = sorted(
     name
     for name, item in STRATEGIES.items()
-    if item.site_class.multi_class and name not in ("individual", "centralised")
+    if item.site_class.traits.supports_multi_class and name not in ("individual", "centralised")
 )
 
 

@@ -478,7 +478,7 @@ def test_no_figure_leaves_of_parts_that_no_mask_covered(method: str, leaves: boo
 
 def test_no_masked_round_is_forgotten_however_many_follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One that is could be masked again without a hospital: the difference of the sums is its update."""
-    monkeypatch.setattr(masked_rounds, "KEPT", 3)
+    monkeypatch.setattr(masked_rounds, "MAX_STORED_RUNS", 3)
     here, of = Hospitals(tmp_path, (*NAMES, "dogwood")), masked_plan()
     models = [of_training(partial(with_trunk, times=2.0 + number)) for number in range(3)]
     here.opened(of)

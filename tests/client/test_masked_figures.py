@@ -12,7 +12,7 @@ from polyclinic.common.metrics.score_histograms import SCORE_BINS
 from polyclinic.common.wire.records import EvaluateReply, TrainRequest
 from polyclinic.common.wire.secure_aggregation import TEST_ROUND, MaskedRequest
 from polyclinic.strategies.privacy.secure_aggregation.coordinator import MaskedSumRequest, MaskingFailed, UnmaskedSum
-from polyclinic.strategies.privacy.secure_aggregation.vectors import ONE, UpdateVectorLayout
+from polyclinic.strategies.privacy.secure_aggregation.vectors import FIXED_POINT_ONE, UpdateVectorLayout
 from tests.client.masked import FOUR, Hospitals, masked_plan, of_training, with_trunk
 from tests.client.rounds import OWN, beginning, evaluate_request, evaluation, private_plan
 
@@ -27,7 +27,7 @@ def sum_of_test(here: Hospitals, members: Sequence[str], run: str = "run") -> Un
         rows[name] = reply.masked_classes
     classes = tuple(sorted({row for own in rows.values() for row in own}))
     layout = UpdateVectorLayout(trunk=0, norm=0, features=2 * SCORE_BINS - 1)
-    return here.unmask(MaskedSumRequest(run, TEST_ROUND, rows, classes, layout, float(ONE)))
+    return here.unmask(MaskedSumRequest(run, TEST_ROUND, rows, classes, layout, float(FIXED_POINT_ONE)))
 
 
 def test_the_sum_counts_every_hospitals_test_images_and_a_class_of_two_hospitals_stays_masked(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from polyclinic.common.wire.records import TrainRequest
-from polyclinic.strategies.privacy.secure_aggregation.vectors import BODY, choose_max_update_value
+from polyclinic.strategies.privacy.secure_aggregation.vectors import BODY_SEGMENT, choose_max_update_value
 from polyclinic.strategies.registry import build_site_method
 from tests.client.coordinator_of_any_kind import (
     CHANGED,
@@ -91,13 +91,13 @@ def shadow(vector: NDArray[np.float64], update: NDArray[np.float32]) -> float:
 
 
 def longest_shadow(
-    coordinator: AnyCoordinator, opened: Sequence[Mapping[Found, NDArray[np.float64]]], part: str = BODY
+    coordinator: AnyCoordinator, opened: Sequence[Mapping[Found, NDArray[np.float64]]], part: str = BODY_SEGMENT
 ) -> float:
     """The closest that any open sum of one part, or difference of two, comes to one site's update of that part.
 
     Of head rows the biases are left out: also where nothing else is learned, they are.
     """
-    numbers = LAYOUT.body_size if part == BODY else LAYOUT.features
+    numbers = LAYOUT.body_size if part == BODY_SEGMENT else LAYOUT.features
     sums = [value[:numbers] for sums in opened for (name, _), value in sums.items() if name == part]
     tried = [*sums, *(left - right for left, right in combinations(sums, 2))]
     single = [update[:numbers] for update in coordinator.updates_of(part)]
@@ -135,8 +135,8 @@ def test_an_honest_round_opens_the_sum_of_all_that_are_left_and_no_other(tmp_pat
     lost = Script(round=2, survivors=dict.fromkeys(SITES, SITES[1:]))
     _, (opened, without_first) = all_that_is_found([HONEST, replace(lost, model=1)], UNLIKE, tmp_path)
     three, left = frozenset(("ash", "birch", "elm")), frozenset(SITES[1:])
-    assert set(opened) == {(BODY, frozenset(SITES)), ("a", frozenset(SITES)), ("b", three)}
-    assert set(without_first) == {(BODY, left), ("a", left)}
+    assert set(opened) == {(BODY_SEGMENT, frozenset(SITES)), ("a", frozenset(SITES)), ("b", three)}
+    assert set(without_first) == {(BODY_SEGMENT, left), ("a", left)}
 
 
 def test_where_hospitals_let_it_the_attacker_finds_one_update_by_asking_twice(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from tests.third_parties import forget, install_module
 METHOD = """
 from pathlib import Path
 
-from polyclinic.methods import Batch, ClientContext, LocalRound, Method, Parameters, SiteMethod, SplitNetwork, plain
+from polyclinic.methods import Batch, ClientContext, LocalRound, Method, MethodTraits, Parameters, SiteMethod
+from polyclinic.methods import SplitNetwork, plain
 from polyclinic.strategies.local.early_stopping import EarlyStopping
 
 Path(__file__).with_suffix(".imported").touch()
@@ -36,11 +37,9 @@ class Weighed(Parameters):
 class LouderSite(SiteMethod):
     "FedAvg over partial labels whose hospitals minimise a multiple of the loss."
 
-    name = "louder"
-    table = Weighed
-    plain_client = False
+    traits = MethodTraits("louder", parameters_class=Weighed)
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         def objective(network: SplitNetwork, batch: Batch):
             return self.parameters.factor * plain(self.loss)(network, batch)
 
@@ -50,25 +49,25 @@ class LouderSite(SiteMethod):
 class SilentSite(LouderSite):
     "A method whose author says nothing of what its client does."
 
-    name = "silent"
+    traits = MethodTraits("silent", parameters_class=Weighed)
 
-    def client(self, context: ClientContext) -> LocalRound:
-        return super().client(context)
+    def make_round(self, context: ClientContext) -> LocalRound:
+        return super().make_round(context)
 
 
 class SettlingSite(SiteMethod):
     "A method that trains until its loss settles."
 
-    name = "settling"
+    traits = MethodTraits("settling")
     early_stopping = EarlyStopping(patience=2)
 
 
 class RestlessSite(LouderSite):
     "A method that forgets where random numbers come from."
 
-    name = "restless"
+    traits = MethodTraits("restless", parameters_class=Weighed)
 
-    def client(self, context: ClientContext) -> LocalRound:
+    def make_round(self, context: ClientContext) -> LocalRound:
         import random
 
         def objective(network: SplitNetwork, batch: Batch):
@@ -80,10 +79,10 @@ class RestlessSite(LouderSite):
 class HastySite(LouderSite):
     "A method that returns its objective alone."
 
-    name = "hasty"
+    traits = MethodTraits("hasty", parameters_class=Weighed)
 
-    def client(self, context: ClientContext) -> LocalRound:
-        return super().client(context).objective
+    def make_round(self, context: ClientContext) -> LocalRound:
+        return super().make_round(context).objective
 
 
 class Hasty(Method):
@@ -138,7 +137,9 @@ def test_it_trains_and_its_parameter_counts(module: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("mu", [0, 0.1])
 def test_one_that_returns_a_function_is_told_to_return_a_local_round(mu: float, module: Path, tmp_path: Path) -> None:
-    with pytest.raises(Exception, match=r"hasty: client\(\) returned a function, not a LocalRound\. Return LocalRound"):
+    with pytest.raises(
+        Exception, match=r"hasty: make_round\(\) returned a function, not a LocalRound\. Return LocalRound"
+    ):
         federation(tmp_path, "run.method=plugin:hasty", *SMALL_RUN, f"method.proximal_mu={mu}")
 
 

@@ -77,7 +77,7 @@ def test_what_a_site_is_lent_stays_as_it_was_and_what_it_sends_is_the_difference
     assert lent.head.class_names == model.head.class_names
     rule = build_site_method(of)
     sent = {name for name in ("trunk", "norm", "head") if getattr(reply.update, name) is not None}
-    declared = {"trunk": rule.declared_payload.trunk, "norm": rule.sends_batch_norm, "head": rule.declared_payload.head}
+    declared = {"trunk": rule.payload.trunk, "norm": rule.parts.sends_batch_norm, "head": rule.payload.head}
     assert sent == {name for name, sends in declared.items() if sends}
 
 

@@ -18,7 +18,8 @@ import pydicom
 from pydicom import uid
 
 from polyclinic.data.base.spec import PictureRenderingOptions
-from polyclinic.data.images.reading import DecodedImageFormat, is_dicom_file
+from polyclinic.data.images.file_kinds import is_dicom_file
+from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.data.images.store import decode_pictures
 from tests.data.dicom_syntaxes import as_jpeg, by_gdcm, by_pydicom, in_fragments, plain, saved, source
 from tests.data.nifti_files import volume, write

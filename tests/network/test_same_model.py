@@ -38,7 +38,7 @@ def same_as_simulation(
     run.succeeds()
     first, second = (summary_of(out / name) for name in ("network", "simulation"))
     assert first["sites"].keys() == second["sites"].keys()
-    shared = METHODS[first["method"]].has_global_model  # else the models stay at the hospitals
+    shared = METHODS[first["method"]].parts.has_global_model  # else the models stay at the hospitals
     assert first["external"] == (second["external"] if shared else None)
     assert second["external"]["mean_auroc"] > 0
     assert first["benefit"] == second["benefit"]
@@ -74,7 +74,8 @@ SHORT = {"unifed"}
 )
 def test_sites_train_the_model_of_simulation(method: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Sites label different digits, or the same ones where the method needs every class at every site."""
-    coordinator, experiment = request.getfixturevalue("fully" if METHODS[method].full_coverage else "partly")
+    fixture = "fully" if METHODS[method].traits.needs_full_coverage else "partly"
+    coordinator, experiment = request.getfixturevalue(fixture)
     needs = [need for need in needs_of(method) if not need.startswith("partition.")]  # that is the fixture's
     same_as_simulation(coordinator, experiment, tmp_path, f"run.method={method}", *needs)
 

@@ -39,7 +39,7 @@ from polyclinic.server.coordinator.authority import (
     make_certificate_authority,
 )
 from polyclinic.server.coordinator.folder import CoordinatorFolder, read_coordinator_folder
-from polyclinic.strategies.engine.claims import SiteAdmissionLimits
+from polyclinic.strategies.engine.admission_limits import SiteAdmissionLimits
 from tests.certificates import of_version_10, pem_of
 from tests.network.real import flwr_client, flwr_server
 from tests.server.superlinks import HOSTS, coordinator_in

@@ -31,7 +31,8 @@ from polyclinic.server.reporting.run_claims import (
     list_prominent_limitations,
 )
 from polyclinic.server.reporting.run_report import write_run_report
-from polyclinic.server.runs.reader import RunFolderContent, SiteBenefit, read_run
+from polyclinic.server.runs.reader import RunFolderContent, read_run
+from polyclinic.server.runs.schema import SiteBenefit
 from polyclinic.strategies.registry import STRATEGIES
 from tests.federations import federation, finished, needs_of
 from tests.server.reports import body_text
@@ -170,20 +171,20 @@ def own_scores(folders: list[Path], test: ImageSet) -> list[np.ndarray]:
 def test_a_class_is_averaged_over_its_owners_and_nobody_else(folders: list[Path]) -> None:
     test = images(60, 5)
     north, south = own_scores(folders, test)
-    classes = evaluate_ensemble(folders, CONTRACT, test, {})["test"]["per_class"]
-    assert classes["a"]["auroc"] == pytest.approx(roc_auc_score(test.labels[:, 0], north[:, 1]))
-    assert classes["b"]["auroc"] == pytest.approx(roc_auc_score(test.labels[:, 1], north[:, 0] + south[:, 1]))
-    assert classes["c"]["auroc"] == pytest.approx(roc_auc_score(test.labels[:, 2], south[:, 0]))
+    classes = evaluate_ensemble(folders, CONTRACT, test, {}).test.per_class
+    assert classes["a"].auroc == pytest.approx(roc_auc_score(test.labels[:, 0], north[:, 1]))
+    assert classes["b"].auroc == pytest.approx(roc_auc_score(test.labels[:, 1], north[:, 0] + south[:, 1]))
+    assert classes["c"].auroc == pytest.approx(roc_auc_score(test.labels[:, 2], south[:, 0]))
 
 
 def test_a_site_with_test_images_of_its_own_is_tested_on_them_for_its_classes(folders: list[Path]) -> None:
     test, own = images(60, 5), images(30, 6)
     result = evaluate_ensemble(folders, CONTRACT, test, {"south": own})
     _, south = own_scores(folders, own)
-    of_south = result["per_site"]["south"]["per_class"]
-    assert of_south["c"]["auroc"] == pytest.approx(roc_auc_score(own.labels[:, 2], south[:, 0]))
+    of_south = result.per_site["south"].per_class
+    assert of_south["c"].auroc == pytest.approx(roc_auc_score(own.labels[:, 2], south[:, 0]))
     assert list(of_south) == ["c", "b"]
-    assert result["per_site"]["north"]["per_class"]["a"] == result["test"]["per_class"]["a"]
+    assert result.per_site["north"].per_class["a"] == result.test.per_class["a"]
 
 
 def test_without_every_sites_model_there_is_none(tmp_path: Path, folders: list[Path]) -> None:

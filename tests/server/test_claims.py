@@ -22,7 +22,8 @@ from polyclinic.server.reporting.run_claims import (
     list_prominent_limitations,
 )
 from polyclinic.server.reporting.run_report import write_run_report
-from polyclinic.server.runs.reader import RoundFileLine, RunFolderContent, RunSummary, read_run
+from polyclinic.server.runs.reader import RunFolderContent, read_run
+from polyclinic.server.runs.schema import RoundFileLine, RunSummary
 from tests.server.reports import body_text, write
 
 CLASSES = ("edema", "hernia", "mass", "nodule", "fibrosis", "effusion")

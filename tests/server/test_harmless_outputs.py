@@ -41,8 +41,8 @@ from polyclinic.server.reporting.live.page import render_changing_page_part, ren
 from polyclinic.server.runs.audit_log import shorten_absence_reasons
 from polyclinic.server.runs.folder import RunFolder
 from polyclinic.server.runs.live_status import CurrentRun
-from polyclinic.server.runs.reader import RoundFileLine
 from polyclinic.server.runs.reporter import RunReporter
+from polyclinic.server.runs.schema import RoundFileLine, RunSummary
 from polyclinic.strategies.engine.events import FederationValidation, MissingReplyStatus, RoundRecord
 from polyclinic.strategies.engine.state import FederationState
 from tests.network.real import lines_of
@@ -129,7 +129,8 @@ def test_files_of_a_run_hold_none(tmp_path: Path) -> None:
     totals = RunTotals(folder, 1)
     totals.add_round_to_totals(RECORD, STATE, {ALL: 1.0})
     totals.write_pending_round_line(FederationValidation(), STATE)
-    folder.write_summary({"rounds": 1, "classes": [ALL], "test": asdict(summarise_test_results({}, (), (), ALL))})
+    test = summarise_test_results({}, (), (), ALL)
+    folder.write_summary(RunSummary(method="fedavg", rounds=1, seed=0, classes=(ALL,), sites={}, test=test))
     audit.append(reason=ALL)
     for name in ("events.jsonl", "rounds.jsonl", "summary.json", "audit.jsonl"):
         assert raw_in((tmp_path / name).read_text(encoding="utf-8")) == set(), name

@@ -29,13 +29,8 @@ from polyclinic.server.reporting.run_figures import (
     draw_prototype_similarity,
 )
 from polyclinic.server.reporting.run_report import write_run_report
-from polyclinic.server.runs.reader import (
-    PrototypeSimilarity,
-    RoundFileLine,
-    RoundMethodStatistics,
-    SiteSummary,
-    read_run,
-)
+from polyclinic.server.runs.reader import read_run
+from polyclinic.server.runs.schema import PrototypeSimilarity, RoundFileLine, RoundMethodStatistics, SiteSummary
 from polyclinic.server.runs.tracking import flatten_settings
 from polyclinic.studies.claims import format_p_value
 from polyclinic.studies.comparison import compare_methods

@@ -272,6 +272,6 @@ def test_a_program_with_as_many_open_files_as_it_may_have_ends_all_the_same() ->
 
 
 def test_the_names_that_are_known_early_are_those_of_the_methods() -> None:
-    assert {name: method.site_class.name for name, method in STRATEGIES.items()} == {
+    assert {name: method.site_class.traits.name for name, method in STRATEGIES.items()} == {
         name: name for name in METHOD_CLASS_PATHS
     }

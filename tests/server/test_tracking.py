@@ -7,6 +7,7 @@ import posixpath
 import re
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from polyclinic.common.metrics.auroc import ClassGroupAuroc, ClassMetrics, FinalTestSummary
+from polyclinic.common.metrics.multi_class import MultiClassMetrics, RoundAccuracy
+from polyclinic.server.runs.schema import CoordinatorTraining, RoundFileLine, SiteLosses
 from polyclinic.server.runs.tracking import (
     MLflowTracker,
     TensorBoardTracker,
@@ -93,18 +97,17 @@ def test_a_killed_run_has_the_rounds_that_it_had(digits: Path, tmp_path: Path) -
 
 
 def test_what_a_round_or_a_class_does_not_have_is_left_out() -> None:
-    nothing = dict.fromkeys(("validation_loss", "validation_auroc", "test_accuracy", "coordinator"))
-    line = {
-        **nothing,
-        "train_loss": 0.5,
-        "sites": ["b"],
-        "absent": {"a": "late", "c": "late"},
-        "bytes_up": 3,
-        "bytes_down": 5,
-        "seconds": 2.0,
-        "site_losses": {"b": {"train_loss": 0.25, "validation_loss": None}},
-        "site_seconds": {"b": 1.5},
-    }
+    line = RoundFileLine(
+        round=1,
+        train_loss=0.5,
+        sites=("b",),
+        absent={"a": "late", "c": "late"},
+        bytes_up=3,
+        bytes_down=5,
+        seconds=2.0,
+        site_losses={"b": SiteLosses(train_loss=0.25)},
+        site_seconds={"b": 1.5},
+    )
     assert extract_round_scalars(line) == {
         "loss/train": 0.5,
         "sites/took part": 1,
@@ -115,23 +118,28 @@ def test_what_a_round_or_a_class_does_not_have_is_left_out() -> None:
         "site train loss/b": 0.25,
         "site seconds/b": 1.5,
     }
-    undefined = dict.fromkeys(("auroc", "average_precision", "balanced_accuracy"))
-    group = {"mean_auroc": None}
-    test = {**dict.fromkeys(("mean_auroc", "mean_average_precision", "mean_balanced_accuracy"))}
-    test |= {"shared_classes": group, "unique_classes": group, "multi_class": {"accuracy": 0.5, "f1": 0.25}}
-    test |= {"per_class": {"rare": undefined, "edema": {**undefined, "auroc": 0.75}}}
-    assert extract_final_test_scalars({"test": test}) == {
+    undefined = ClassMetrics(None, None, None, None, None)
+    test = FinalTestSummary(
+        mean_auroc=None,
+        sd_auroc=None,
+        mean_average_precision=None,
+        mean_balanced_accuracy=None,
+        per_class={"rare": undefined, "edema": replace(undefined, auroc=0.75)},
+        shared_classes=ClassGroupAuroc(None, None, ()),
+        unique_classes=ClassGroupAuroc(None, None, ()),
+        multi_class=MultiClassMetrics(accuracy=0.5, sensitivity=0.375, specificity=None, f1=0.25, images=4),
+    )
+    assert extract_final_test_scalars(test) == {
         "test/accuracy": 0.5,
+        "test/sensitivity": 0.375,
         "test/f1": 0.25,
         "test auroc/edema": 0.75,
     }
 
 
 def test_the_coordinators_own_training_and_accuracies_are_figures_too() -> None:
-    rest = dict.fromkeys(("train_loss", "validation_loss", "validation_auroc", "bytes_up", "bytes_down", "seconds"))
-    rest |= {"sites": [], "absent": {}, "site_losses": {}, "site_seconds": {}}
-    coordinator = {"train_loss": 0.5, "epochs": 3, "seconds": 9.0}
-    line = {**rest, "coordinator": coordinator, "test_accuracy": {"mean": 0.625, "pooled": 0.75}}
+    coordinator = CoordinatorTraining(train_loss=0.5, epochs=3, seconds=9.0)
+    line = RoundFileLine(round=1, coordinator=coordinator, test_accuracy=RoundAccuracy(0.625, 0.75))
     assert extract_round_scalars(line) == {
         "sites/took part": 0,
         "sites/absent": 0,

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 
 import polyclinic as pc
 from polyclinic.common.models.saved import read_model_description
-from polyclinic.server.runs.reader import RoundFileLine
+from polyclinic.server.runs.schema import RoundFileLine
 from polyclinic.server.runs.unlearned import (
     NO_POSITIVE_REASON,
     NOT_TRAINED_REASON,

@@ -14,8 +14,8 @@ from polyclinic.common.models.network import Precision, autocast, cpu_supports_b
 from polyclinic.strategies.local import arithmetic
 from polyclinic.strategies.local.arithmetic import (
     ARITHMETIC_FILE,
-    DEFAULT,
-    MOST_KEPT,
+    DEFAULT_NUMBER_FORMAT,
+    MAX_STORED_CHOICES,
     TrainingNumberFormat,
     choose_number_format,
     find_fastest_number_format,
@@ -56,7 +56,7 @@ def test_only_who_asks_for_it_gets_bfloat16_on_a_cpu_and_only_where_the_cpu_has_
     assert on_cpu == [*["float32"] * 4, "bf16" if cpu else "float32"]
     assert [resolve_precision("cuda", name) for name in precisions] == ["bf16", "float32", "fp16", "bf16", "bf16"]
     assert {choice.precision for choice in list_cpu_number_formats()} == ({"float32", "bf16"} if cpu else {"float32"})
-    assert list_cpu_number_formats()[0] == DEFAULT
+    assert list_cpu_number_formats()[0] == DEFAULT_NUMBER_FORMAT
 
 
 @needs_bf16
@@ -69,9 +69,11 @@ def test_bfloat16_is_computed_in_it() -> None:
 
 
 def test_another_choice_has_to_be_clearly_faster() -> None:
-    assert find_fastest_number_format({DEFAULT: 1.0, BF16: 0.95, CONTIGUOUS: 2.0}) == DEFAULT
-    assert find_fastest_number_format({DEFAULT: 1.0, BF16: 0.89, CONTIGUOUS: 0.5}) == CONTIGUOUS
-    assert find_fastest_number_format({DEFAULT: 1.0}) == DEFAULT
+    assert (
+        find_fastest_number_format({DEFAULT_NUMBER_FORMAT: 1.0, BF16: 0.95, CONTIGUOUS: 2.0}) == DEFAULT_NUMBER_FORMAT
+    )
+    assert find_fastest_number_format({DEFAULT_NUMBER_FORMAT: 1.0, BF16: 0.89, CONTIGUOUS: 0.5}) == CONTIGUOUS
+    assert find_fastest_number_format({DEFAULT_NUMBER_FORMAT: 1.0}) == DEFAULT_NUMBER_FORMAT
 
 
 def test_each_choice_is_timed_and_nothing_else_changes(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[HospitalPlan]:
 
     def seconds(plan: HospitalPlan, choices: Any) -> dict[TrainingNumberFormat, float]:
         plans.append(plan)
-        return {DEFAULT: 1.0, CONTIGUOUS: 0.5}
+        return {DEFAULT_NUMBER_FORMAT: 1.0, CONTIGUOUS: 0.5}
 
     monkeypatch.setattr(arithmetic, "time_training_steps", seconds)
     return plans
@@ -119,11 +121,11 @@ def test_a_damaged_file_is_measured_again(content: str, tmp_path: Path, measured
 
 
 def test_a_coordinator_with_many_networks_does_not_fill_the_disk(tmp_path: Path, measured: list[HospitalPlan]) -> None:
-    for size in range(1, MOST_KEPT + 11):
+    for size in range(1, MAX_STORED_CHOICES + 11):
         choose(tmp_path, f"training.batch_size={size}")
-    assert len(json.loads((tmp_path / ARITHMETIC_FILE).read_bytes())) == MOST_KEPT
-    choose(tmp_path, f"training.batch_size={MOST_KEPT + 10}")
-    assert len(measured) == MOST_KEPT + 10
+    assert len(json.loads((tmp_path / ARITHMETIC_FILE).read_bytes())) == MAX_STORED_CHOICES
+    choose(tmp_path, f"training.batch_size={MAX_STORED_CHOICES + 10}")
+    assert len(measured) == MAX_STORED_CHOICES + 10
 
 
 def test_nothing_is_measured_on_a_gpu_or_where_a_plan_says_what_it_wants(

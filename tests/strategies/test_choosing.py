@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from polyclinic.common.wire.bounds import MAX_LOSS
 from polyclinic.strategies.engine.events import FederationValidation
 from polyclinic.strategies.engine.state import (
-    LARGEST_REGRET_OF_NOISE,
     LOSS_OFFSET,
+    MAX_REGRET_FROM_NOISE,
     FederationState,
     compute_median_regret,
     deserialize_federation_state,
@@ -21,13 +21,13 @@ from polyclinic.strategies.engine.state import (
     serialize_federation_state,
     update_best_model,
 )
-from polyclinic.strategies.local.site_method import Criterion
+from polyclinic.strategies.local.method_traits import Criterion
 from polyclinic.strategies.registry import STRATEGIES
 from tests.strategies.states import TINY
 
 NOISE = 1.05
 """Honest sites judge a round alike, up to this factor."""
-BOUND = LARGEST_REGRET_OF_NOISE * NOISE**3
+BOUND = MAX_REGRET_FROM_NOISE * NOISE**3
 """Of the chosen round's honest mean loss over the lowest: the tolerated regret; noise in the chosen loss, in the lowest
 one that it is held against, and in the lowest mean."""
 Judgements = Sequence[Mapping[str, float]]
@@ -96,7 +96,7 @@ def test_no_course_of_lies_has_a_bad_round_chosen(sites: int, lie: str) -> None:
     honest = falling(sites - 1)
     best = min(map(honest_mean, honest))
     round_chosen = chosen(with_liar(honest, [LIES[lie](n) for n in range(len(honest))]))
-    assert honest_mean(honest[round_chosen]) <= LARGEST_REGRET_OF_NOISE * best + LOSS_OFFSET
+    assert honest_mean(honest[round_chosen]) <= MAX_REGRET_FROM_NOISE * best + LOSS_OFFSET
 
 
 def test_by_the_mean_alone_one_site_would_choose_the_worst_round() -> None:
@@ -223,7 +223,7 @@ def test_the_validation_losses_of_the_best_round_outlive_a_restart() -> None:
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_every_method_is_chosen_by_ranking_unless_classes_exclude_one_another(name: str) -> None:
     assert STRATEGIES[name]().site.default_selection_criterion == "auroc"
-    if STRATEGIES[name].site_class.multi_class:
+    if STRATEGIES[name].site_class.traits.supports_multi_class:
         assert STRATEGIES[name](task="multi_class").site.default_selection_criterion == "loss"
 
 
@@ -247,7 +247,7 @@ def test_no_course_of_stated_aurocs_has_a_bad_round_chosen(sites: int, lie: str)
         for n, losses in enumerate(honest)
     ]
     wrong = [0.6 * honest_mean(losses) for losses in honest]
-    assert wrong[judged(rounds).best_round] <= LARGEST_REGRET_OF_NOISE * min(wrong) + LOSS_OFFSET
+    assert wrong[judged(rounds).best_round] <= MAX_REGRET_FROM_NOISE * min(wrong) + LOSS_OFFSET
 
 
 def test_by_the_mean_alone_one_stated_auroc_would_choose_the_worst_round() -> None:

@@ -14,7 +14,7 @@ from polyclinic.common.vocabulary import VocabularyEntry
 from polyclinic.common.wire.codec import decode_record
 from polyclinic.common.wire.fleet_protocol import QUESTION_TYPE, REFUSAL_TYPE, ROLL_CALL_TYPE
 from polyclinic.common.wire.records import Question, RefusalNoted, RollCallAnswer
-from polyclinic.strategies.engine.claims import SiteAdmissionLimits
+from polyclinic.strategies.engine.admission_limits import SiteAdmissionLimits
 from polyclinic.strategies.engine.membership import RunMembership
 from polyclinic.strategies.registry import build_experiment_strategy
 from tests.client.rounds import plan

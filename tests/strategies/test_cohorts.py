@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.strategies.engine.membership import (
-    FEWEST_EVALUATING_SITES,
+    MIN_EVALUATING_SITES,
     count_evaluating_sites,
     draw_random_site_names,
     draw_sites_covering_classes,
@@ -94,7 +94,7 @@ def test_the_only_owner_of_a_class_is_drawn_in_every_round() -> None:
 
 @pytest.mark.parametrize(
     ("stated", "a_round", "sites"),
-    [(None, 0, 0), (None, 50, FEWEST_EVALUATING_SITES), (None, 300, 300), (0, 50, 0), (7, 0, 7), (7, 50, 7)],
+    [(None, 0, 0), (None, 50, MIN_EVALUATING_SITES), (None, 300, 300), (0, 50, 0), (7, 0, 7), (7, 50, 7)],
 )
 def test_as_many_are_asked_as_stated_or_as_train(stated: int | None, a_round: int, sites: int) -> None:
     assert count_evaluating_sites(stated, a_round) == sites

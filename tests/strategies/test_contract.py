@@ -25,8 +25,6 @@ from polyclinic.common.wire.records import (
     TrainRequest,
 )
 from polyclinic.strategies.engine.state import deserialize_federation_state, serialize_federation_state
-from polyclinic.strategies.local.site_method import SiteMethod
-from polyclinic.strategies.methods.base import Method
 from polyclinic.strategies.registry import STRATEGIES, build_site_method, build_strategy
 from tests.client.hidden_labels import IMAGES, hospital, sent, several_classes_an_image
 from tests.federations import GATED, Traffic, experiment, needs_of, overheard, temporary_folder
@@ -35,9 +33,9 @@ from tests.strategies.leading import POOLED, Ran, Turned, lead
 SITES = ["site-1", "site-2", "site-3"]
 SITE_METHODS = {name: method().site for name, method in STRATEGIES.items()}
 AVERAGING = sorted(
-    name for name, site in SITE_METHODS.items() if not site.sequential and site.pooled_missing_labels == "no"
+    name for name, site in SITE_METHODS.items() if not site.traits.sequential and site.pooled_missing_labels == "no"
 )
-SEQUENTIAL = sorted(name for name, site in SITE_METHODS.items() if site.sequential)
+SEQUENTIAL = sorted(name for name, site in SITE_METHODS.items() if site.traits.sequential)
 
 
 def unlike(method: str, folder: Path, *overrides: str) -> ExperimentFile:
@@ -169,7 +167,7 @@ ROBUST = {"surgical": "coordinate_median", "fedbn": "trimmed_mean", "pfl": '{kin
 TAKES_ROBUST_MEANS = [
     name if name in ROBUST else pytest.param(name, marks=pytest.mark.torture)
     for name in AVERAGING
-    if not SITE_METHODS[name].weighs_updates and SITE_METHODS[name].declared.trunk
+    if not SITE_METHODS[name].traits.weighs_updates and SITE_METHODS[name].traits.payload.trunk
 ]
 
 
@@ -255,17 +253,11 @@ def test_a_site_that_drops_out_changes_nothing_but_its_own_share(
     np.testing.assert_allclose(shift, np.broadcast_to(shares[0] / 2 - shares[1] / 3, shift.shape), rtol=1e-3, atol=1e-6)
 
 
-def test_every_method_stands_in_one_of_the_groups_and_says_of_its_client_what_it_is() -> None:
+def test_every_method_stands_in_one_of_the_groups() -> None:
     assert sorted([*AVERAGING, *SEQUENTIAL, *POOLED]) == sorted(STRATEGIES)
-    for method in STRATEGIES.values():
-        half = method.site_class
-        overrides = half.client is not SiteMethod.client or half.local_loss is not SiteMethod.local_loss
-        assert half.plain_client == (not overrides)
-        assert half.weighs_updates == (method.site_weights is not Method.site_weights)
-        assert bool(half.declared.statistics) == (method.statistics_shape is not Method.statistics_shape)
 
 
-@pytest.mark.parametrize("method", [name for name in SEQUENTIAL if SITE_METHODS[name].hospitals_train])
+@pytest.mark.parametrize("method", [name for name in SEQUENTIAL if SITE_METHODS[name].traits.hospitals_train])
 def test_a_lost_site_is_skipped_and_the_pass_goes_on_from_the_last_good_model(
     method: str, tmp_path: Path, traffic: Traffic, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,4 +162,4 @@ def test_noise_in_each_step_is_refused_because_the_pull_is_no_images_loss(level:
 
 @pytest.mark.parametrize("privacy", [{"level": "update", "noise_multiplier": 1.0}, {"secure_aggregation": True}])
 def test_noise_on_updates_and_masks_go_with_it(privacy: dict[str, object]) -> None:
-    assert build_experiment_strategy(private_plan(plan("ditto"), **privacy)).site.keeps_local_parts
+    assert build_experiment_strategy(private_plan(plan("ditto"), **privacy)).site.parts.keeps_local_parts

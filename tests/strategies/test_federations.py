@@ -99,13 +99,13 @@ def test_every_method_ends_with_a_whole_run_folder(method: str, pages: bool, tmp
     rule = strategy.site
     for reply in traffic.replies:
         sends = {
-            "trunk": rule.declared_payload.trunk,
-            "norm": rule.sends_batch_norm,
-            "head": rule.declared_payload.head,
+            "trunk": rule.payload.trunk,
+            "norm": rule.parts.sends_batch_norm,
+            "head": rule.payload.head,
         }
         sent = {name: getattr(reply.update, name) is not None for name in sends}
         assert sent == (sends if reply.round else dict.fromkeys(sends, False))
-    assert (run / "model.safetensors").exists() == rule.has_global_model
+    assert (run / "model.safetensors").exists() == rule.parts.has_global_model
     verdict = verify_run(run / "receipt.json")
     assert verdict.faults == []
     added_up = sum(line.startswith("round ") for line in verdict.right)

@@ -21,7 +21,7 @@ from polyclinic.common.wire.records import NO_ARRAYS, ModelGroups
 from polyclinic.strategies.engine.aggregator import merge_updates
 from polyclinic.strategies.local.objective import ClientContext, LabelledExamples
 from polyclinic.strategies.methods.fedlsm import (
-    POSITIVES,
+    POSITIVE_SHARE,
     FedLSM,
     FedLSMParameters,
     FedLSMRound,
@@ -126,7 +126,7 @@ def test_head_rows_are_averaged_as_by_the_authors_and_the_trunk_by_images() -> N
         rows = make_head(np.c_[model["classifier.weight"], model["classifier.bias"]])
         shares = np.array(positives) / images
         replies[f"site-{number}"] = make_reply(
-            f"site-{number}", ModelGroups(flat, None, rows), images, **{POSITIVES: shares}
+            f"site-{number}", ModelGroups(flat, None, rows), images, **{POSITIVE_SHARE: shares}
         )
     assert head.features == 3
     result = merge_updates(FedLSM(), None, zero, replies).means.add_means_to_model()

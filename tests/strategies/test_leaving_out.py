@@ -16,8 +16,8 @@ from polyclinic.common.wire.codec import decode_record
 from polyclinic.common.wire.fleet_protocol import REFUSAL_TYPE, ROLL_CALL_TYPE
 from polyclinic.common.wire.records import Refusal, RefusalNoted, RollCallAnswer
 from polyclinic.data.base.pixel_form import PixelForm
-from polyclinic.strategies.engine.claims import (
-    MOST_UNLISTED_CLASSES,
+from polyclinic.strategies.engine.admission_limits import (
+    MAX_UNLISTED_CLASSES,
     SiteAdmissionLimits,
 )
 from polyclinic.strategies.engine.membership import RunMembership
@@ -279,13 +279,13 @@ def invented(count: int, of: str = "west") -> tuple[str, ...]:
 
 
 def test_a_site_that_invents_more_classes_than_hospitals_allow_is_left_out(clock: Clock) -> None:
-    most = MOST_UNLISTED_CLASSES - len(HONEST)
+    most = MAX_UNLISTED_CLASSES - len(HONEST)
     honest = answer("north"), answer("south")
     members, _ = gathered(clock, answer("west", invented(most + 1)), *honest, min_sites=2)
     assert members.members.keys() == {"north", "south"}
     assert "it has 1,000 at most. west adds the most, 999 that no other site" in members.left_out_sites["west"]
     members, _ = gathered(clock, answer("west", invented(most)), *honest, min_sites=2)
-    assert len(members.contract.class_names) == MOST_UNLISTED_CLASSES
+    assert len(members.contract.class_names) == MAX_UNLISTED_CLASSES
 
 
 def test_classes_that_others_share_or_the_coordinator_lists_are_not_invented(clock: Clock) -> None:

@@ -47,8 +47,8 @@ from polyclinic.strategies.privacy.secure_aggregation.site import (
     SiteSigningIdentity,
 )
 from polyclinic.strategies.privacy.secure_aggregation.vectors import (
-    BODY,
-    ONE,
+    BODY_SEGMENT,
+    FIXED_POINT_ONE,
     UpdateVectorLayout,
     compute_share_threshold,
     convert_from_fixed_point,
@@ -275,7 +275,7 @@ def test_hospitals_that_are_told_of_different_senders_divide_by_the_same() -> No
         received = tuple(letters[sender].letters[letters[sender].recipients.index(site)] for sender in senders)
         vector = ward.sites[site].answer_with_masked_update(MaskedRequest("run", 3, tuple(senders), received, 7)).vector
         places = [slice(0, 7)]
-        add_mask_to_vector(vector, places, ward.sites[site]._own[BODY], subtract=True)
+        add_mask_to_vector(vector, places, ward.sites[site]._own[BODY_SEGMENT], subtract=True)
         for sender in senders:
             key = compute_shared_secret(ward.sites[site]._masking, encode_public_key_hex(ward.sites[sender]._masking))
             add_mask_to_vector(vector, places, key, subtract=site < sender)
@@ -530,7 +530,7 @@ def test_a_number_comes_back_within_half_a_step(numbers: list[float], divisor: i
     update = np.array(numbers, np.float32)
     back = convert_from_fixed_point(convert_to_fixed_point(update, divisor, 8.0), 8.0)
     clipped = np.clip(update.astype(np.float64), -8, 8) / divisor
-    assert np.abs(back - clipped).max() <= 8.0 / ONE / 2 * (1 + 1e-6)
+    assert np.abs(back - clipped).max() <= 8.0 / FIXED_POINT_ONE / 2 * (1 + 1e-6)
     assert count_out_of_range_values(update, 8.0) == sum(abs(number) > 8 for number in numbers)
 
 

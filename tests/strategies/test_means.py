@@ -9,8 +9,8 @@ from hypothesis.extra import numpy as arrays
 from polyclinic.common.models.network import Head
 from polyclinic.strategies.aggregation import means
 from polyclinic.strategies.aggregation.means import (
-    BLOCK,
-    STRETCH,
+    NUMBERS_PER_BLOCK,
+    NUMBERS_PER_TASK,
     BlockwiseMean,
     Float32,
     WholeHeadMean,
@@ -39,7 +39,7 @@ def head(names: tuple[str, ...], *rows: tuple[float, float, float]) -> Head:
 
 
 def test_a_state_of_several_blocks_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(means, "BLOCK", 2)
+    monkeypatch.setattr(means, "NUMBERS_PER_BLOCK", 2)
     state = np.array([1, -2, 0.5, 0, 10], np.float32)
     first, second = np.array([4, 0, -4, 8, 1], np.float32), np.array([-8, 4, 0, 4, -3], np.float32)
     # means with weights 3 and 1: (12 - 8) / 4 = 1, (0 + 4) / 4 = 1, -12 / 4 = -3, (24 + 4) / 4 = 7, (3 - 3) / 4 = 0
@@ -56,7 +56,7 @@ def test_one_by_one_and_all_at_once_in_any_blocks_have_the_bits_of_the_plain_mea
     state, updates, weights = drawn
     before = [array.tobytes() for array in (state, *updates)]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(means, "BLOCK", block)
+        patched.setattr(means, "NUMBERS_PER_BLOCK", block)
         after = moved_by_mean(state, updates, weights)
         together = BlockwiseMean(list(zip(updates, weights, strict=True)))
         assert together.mean.tobytes() == weighted_mean(updates, weights).tobytes()
@@ -74,7 +74,10 @@ def test_any_numbers_have_the_same_bits_at_once(drawn: tuple[Float32, list[Float
     assert together.add_mean_to_values(state).tobytes() == moved_by_mean(state, updates, weights).tobytes()
 
 
-@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, STRETCH + 3, 2 * STRETCH])
+@pytest.mark.parametrize(
+    "size",
+    [0, 1, NUMBERS_PER_BLOCK - 1, NUMBERS_PER_BLOCK, NUMBERS_PER_BLOCK + 1, NUMBERS_PER_TASK + 3, 2 * NUMBERS_PER_TASK],
+)
 def test_at_the_edges_of_real_blocks_and_on_two_threads_they_have_the_bits_of_the_plain_mean(size: int) -> None:
     draws = np.random.default_rng(size)
     updates = [(10.0**power * draws.normal(size=size)).astype(np.float32) for power in (-3, 0, 5)]

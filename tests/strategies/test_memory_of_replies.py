@@ -124,7 +124,7 @@ def test_four_times_as_many_replies_take_no_more_memory(clip: Any, tmp_path: Pat
 
 def test_updates_in_files_give_the_bits_of_updates_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_files, _ = lead(5, tmp_path, 0)
-    monkeypatch.setattr(aggregator, "MOST_OPEN_FILES", 2)
+    monkeypatch.setattr(aggregator, "MAX_MAPPED_UPDATES", 2)
     in_few_files, _ = lead(5, tmp_path, 0)
     in_memory, _ = lead(5, tmp_path / "not-there", 2**29)
     assert in_files.trunk.tobytes() == in_few_files.trunk.tobytes() == in_memory.trunk.tobytes()

@@ -49,7 +49,7 @@ VALUES = {
     "moon": {"contrast": "5", "temperature": "2"},
     "sfedkd": {"teachers": "1", "weight": "0.1", "temperature": "4", "order": "name", "missing": "negative"},
 }  # fmt: skip
-EXCLUSIVE = {name for name, kind in STRATEGIES.items() if kind.site_class.multi_class}
+EXCLUSIVE = {name for name, kind in STRATEGIES.items() if kind.site_class.traits.supports_multi_class}
 
 
 @pytest.mark.parametrize(("method", "key"), [(method, key) for method, keys in VALUES.items() for key in keys])

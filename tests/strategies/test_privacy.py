@@ -40,7 +40,7 @@ from polyclinic.strategies.privacy.mechanism import (
     has_trained_batch_norm,
     make_site_privacy_settings,
 )
-from polyclinic.strategies.privacy.noise import SHRUNK, NoiseQuantizationGrid, make_seeded_noise_source
+from polyclinic.strategies.privacy.noise import ROUNDING_MARGIN_FACTOR, NoiseQuantizationGrid, make_seeded_noise_source
 from polyclinic.strategies.registry import build_site_method
 from tests.federations import experiment, federation, given_weights
 
@@ -129,9 +129,9 @@ def test_no_clipped_update_is_longer_than_its_bound(bound: float, noise_multipli
         values = torch.full((1, numbers), size)
         (total,) = sum_clipped_gradients([values], grid)
         assert float(total.norm()) * grid.step_size <= bound
-        update = clip_update_to_norm(ModelGroups(values[0].numpy()), bound * SHRUNK)
+        update = clip_update_to_norm(ModelGroups(values[0].numpy()), bound * ROUNDING_MARGIN_FACTOR)
         assert np.linalg.norm(update.trunk.astype(np.float64)) <= bound
-        shortened = clip_arrays_to_norm({"x": values[0].numpy()}, bound * SHRUNK)["x"]
+        shortened = clip_arrays_to_norm({"x": values[0].numpy()}, bound * ROUNDING_MARGIN_FACTOR)["x"]
         assert np.linalg.norm(shortened.astype(np.float64)) <= bound
 
 

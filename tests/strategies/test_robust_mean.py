@@ -110,8 +110,8 @@ def test_as_many_liars_as_each_rule_bears_cannot_move_it_even_together(seed: int
 def test_blocks_of_long_vectors_have_the_same_bits(rule: RobustMeanRule, monkeypatch: pytest.MonkeyPatch) -> None:
     updates = drawn(5, 1001, 4)
     whole = of(rule, updates)
-    monkeypatch.setattr(means, "BLOCK", 16)
-    monkeypatch.setattr(means, "STRETCH", 160)
+    monkeypatch.setattr(means, "NUMBERS_PER_BLOCK", 16)
+    monkeypatch.setattr(means, "NUMBERS_PER_TASK", 160)
     np.testing.assert_array_equal(of(rule, updates), whole)
 
 

@@ -24,8 +24,8 @@ from polyclinic.strategies.engine.layers import (
 )
 from polyclinic.strategies.engine.state import FederationState
 from polyclinic.strategies.engine.trials import (
-    CHANGES_STORED,
-    MOST_JUDGES,
+    MAX_JUDGES,
+    MAX_STORED_CHANGES,
     UpdateTrial,
     compute_loss_change,
     describe_harm,
@@ -192,7 +192,7 @@ def test_a_harmful_site_is_found_by_halves_and_at_five_judges(count: int) -> Non
         judged = Judged(harmful)
         assert UpdateTrial(judged, sites[::-1]).find_harmful_site(sites)[0] == harmful
         assert len(judged.asked) <= 3 + 2 * math.ceil(math.log2(count))
-        assert max(judged.asked) <= MOST_JUDGES
+        assert max(judged.asked) <= MAX_JUDGES
 
 
 @pytest.mark.parametrize(("count", "models"), [(4, 4), (10, 4), (16, 4)])
@@ -285,7 +285,7 @@ def test_all_are_tried_where_the_loss_rose_beyond_noise_and_nobody_where_it_stan
 
 def test_the_latest_changes_of_the_loss_are_stored() -> None:
     rollback, state = rollback_of(), STATE
-    for _ in range(CHANGES_STORED + 10):
+    for _ in range(MAX_STORED_CHANGES + 10):
         state = rollback.update_state_after_round(replace(state, sound_losses=BEFORE), of(BEFORE | {"a": 0.25}))
-    assert len(state.loss_changes) == CHANGES_STORED
+    assert len(state.loss_changes) == MAX_STORED_CHANGES
     assert state.loss_changes[-1] == 0  # the median of one half and two that stay

@@ -66,7 +66,7 @@ def test_a_method_of_whole_images_is_refused_with_its_reason(method: str) -> Non
         build_strategy(method, {}, "segmentation")
     (fault,) = refused.value.faults
     assert fault.where == "run.method"
-    assert STRATEGIES[method].site_class.no_segmentation in fault.problem
+    assert STRATEGIES[method].site_class.traits.reason_against_segmentation in fault.problem
 
 
 @pytest.mark.parametrize("task", TASKS)

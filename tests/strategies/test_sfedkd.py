@@ -24,8 +24,8 @@ from polyclinic.strategies.local.training import MiniBatch
 from polyclinic.strategies.methods.base import RoundContext
 from polyclinic.strategies.methods.scaffold import flatten_groups
 from polyclinic.strategies.methods.sfedkd import (
+    TEACHER_WEIGHTS,
     TEACHERS,
-    WEIGHTS,
     SFedKD,
     SFedKDSite,
     choose_teachers,
@@ -146,7 +146,7 @@ ANNOTATED = torch.tensor([True, False])
 def test_a_site_minimises_its_labels_loss_plus_the_weighted_parts_of_each_teacher() -> None:
     network, *others = (build_network(SPEC, ("a", "b"), seed).eval() for seed in (3, 4, 5))
     flat = np.stack([flatten_groups(ModelGroups.from_model(read_model_state(other))) for other in others])
-    statistics = {TEACHERS: flat, WEIGHTS: np.array([[0.2, 0.7], [0.8, 0.3]], np.float32)}
+    statistics = {TEACHERS: flat, TEACHER_WEIGHTS: np.array([[0.2, 0.7], [0.8, 0.3]], np.float32)}
     context = ClientContext(
         network, LabelledExamples(IMAGES, LABELS, ANNOTATED), statistics, NO_ARRAYS, 2, TrainingSection()
     )
@@ -171,7 +171,7 @@ def test_the_models_of_the_chosen_stops_teach_in_the_next_round() -> None:
     sent = method.statistics_for(make_context(**stored))("west")
     for row, site in enumerate(("east", "north")):
         np.testing.assert_array_equal(sent[TEACHERS][row], flatten_groups(ModelGroups.from_model(models[site])))
-    assert sent[WEIGHTS].shape == (2, 2)
+    assert sent[TEACHER_WEIGHTS].shape == (2, 2)
 
 
 def test_a_site_that_does_not_count_teaches_nobody() -> None:
@@ -217,6 +217,6 @@ def test_what_makes_no_sense_is_refused(parameters: dict[str, str], task: Task, 
 
 def test_a_teacher_of_another_network_is_refused() -> None:
     network = build_network(SPEC, ("a", "b"), 3)
-    statistics = {TEACHERS: np.zeros((1, 3), np.float32), WEIGHTS: np.ones((1, 2), np.float32)}
+    statistics = {TEACHERS: np.zeros((1, 3), np.float32), TEACHER_WEIGHTS: np.ones((1, 2), np.float32)}
     with pytest.raises(WireError, match=r"teacher has shape \(3,\)"):
         make_teachers(network, statistics)

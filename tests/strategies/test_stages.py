@@ -43,7 +43,7 @@ def faults(method: str, rounds: int, **settings: Any) -> list[str]:
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
 def test_each_whole_number_of_a_method_is_in_a_stage_or_is_no_number_of_rounds(method: str) -> None:
-    table = STRATEGIES[method].site_class.table
+    table = STRATEGIES[method].site_class.traits.parameters_class
     numbers = {name for name, field in table.model_fields.items() if field.annotation is int}
     staged = {key for stage in table().list_stages() for key in stage.settings}
     assert numbers == staged | (numbers & NOT_ROUNDS.keys())
@@ -93,7 +93,7 @@ def test_a_default_is_a_share_of_the_rounds_and_at_most_the_papers_value(method:
 
 
 def test_the_defaults_of_all_other_methods_need_no_rounds() -> None:
-    declared = {name for name, kind in STRATEGIES.items() if kind.site_class.table.round_defaults}
+    declared = {name for name, kind in STRATEGIES.items() if kind.site_class.traits.parameters_class.round_defaults}
     assert declared == DEFAULTS.keys()
 
 

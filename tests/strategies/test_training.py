@@ -307,7 +307,7 @@ def test_float16_takes_the_steps_of_float32_and_leaves_out_one_that_overflows(mo
         steps = [read_model_state(model).trunk - before for model in models]
         assert np.corrcoef(*steps)[0, 1] > 0.999
         assert (steps[0] != steps[1]).any()
-    monkeypatch.setattr(optimisation, "FIRST_SCALE", 2.0**30)
+    monkeypatch.setattr(optimisation, "INITIAL_GRADIENT_SCALE", 2.0**30)
     stopped = trained_by(sgd(precision="fp16", gradient_accumulation_steps=4096))
     assert (read_model_state(stopped).trunk == before).all()
 

@@ -209,7 +209,7 @@ def test_what_makes_no_sense_is_refused_before_training(overrides: tuple[str, ..
 
 
 def test_every_method_says_whether_it_takes_another_loss() -> None:
-    taking = {name for name, method in STRATEGIES.items() if method.site_class.chooses_loss}
+    taking = {name for name, method in STRATEGIES.items() if method.site_class.traits.allows_other_loss}
     assert taking == {
         "surgical", "vanilla", "partial_loss", "pfl", "individual", "centralised", "fedavg", "fedbn", "fedbn_plus",
         "fedprox", "fedavg_scaled", "unifed", "fedseq", "polyclinic", "server_only", "polyclinic_passing",

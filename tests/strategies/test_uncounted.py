@@ -15,7 +15,11 @@ from polyclinic.server.federation.recorder import RunRecorder
 from polyclinic.server.reporting.run_claims import list_prominent_limitations
 from polyclinic.server.runs.reader import read_run
 from polyclinic.server.runs.verify import verify_run
-from polyclinic.strategies.engine.claims import find_contradictory_count_faults, lower_answer_claims, lower_image_claims
+from polyclinic.strategies.engine.admission_limits import (
+    find_contradictory_count_faults,
+    lower_answer_claims,
+    lower_image_claims,
+)
 from polyclinic.strategies.engine.run_member import RunMember
 from polyclinic.strategies.methods.base import RoundContext
 from polyclinic.strategies.methods.fednoro import FedNoRo, find_noisy_sites, find_noisy_sites_despite_liar

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.common.metrics.auroc import ClassMetrics, summarise_test_results
-from polyclinic.server.runs.reader import RunFolderContent, RunSummary
+from polyclinic.server.runs.reader import RunFolderContent
+from polyclinic.server.runs.schema import RunSummary
 from polyclinic.studies.comparison import MethodComparison, compare_methods
 
 

@@ -12,7 +12,8 @@ from scipy.stats import t as scipy_t
 from scipy.stats import ttest_rel
 
 from polyclinic.common.metrics.auroc import summarise_test_results
-from polyclinic.server.runs.reader import RoundFileLine, RunFolderContent
+from polyclinic.server.runs.reader import RunFolderContent
+from polyclinic.server.runs.schema import RoundFileLine
 from polyclinic.studies.claims import (
     describe_headline_result,
     describe_large_differences,

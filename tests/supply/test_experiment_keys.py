@@ -58,7 +58,7 @@ def test_every_kind_of_data_and_of_partition_is_on_the_page() -> None:
             *SECTIONS.values(),
             *DATA_KINDS.values(),
             *PARTITION_KINDS.values(),
-            *(method.site_class.table for method in STRATEGIES.values()),
+            *(method.site_class.traits.parameters_class for method in STRATEGIES.values()),
         ]
     ),
 )

@@ -22,7 +22,7 @@ from polyclinic.server.runs.live_status import (
     describe_site_sign_off,
     read_last_run_state,
 )
-from polyclinic.server.runs.reader import RoundFileLine
+from polyclinic.server.runs.schema import RoundFileLine
 
 MAX_EVENTS = 12
 """Greatest number of events on the page."""

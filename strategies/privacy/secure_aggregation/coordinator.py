@@ -35,7 +35,7 @@ from polyclinic.strategies.privacy.secure_aggregation.masked_rounds import count
 from polyclinic.strategies.privacy.secure_aggregation.noise_shares import DistributedNoise
 from polyclinic.strategies.privacy.secure_aggregation.site import may_unmask_segment
 from polyclinic.strategies.privacy.secure_aggregation.vectors import (
-    ONE,
+    FIXED_POINT_ONE,
     UpdateVectorLayout,
     UpdateVectorSegment,
     convert_from_fixed_point,
@@ -129,8 +129,10 @@ class MaskedSummation:
             self._remove_masks(total, sorted(letters), survivors, segments)
         except SecretsError as error:
             raise MaskingFailed(f"{error}.") from None
-        sum_request, left = self.request, set(survivors)
-        rows, closed = dict[str, tuple[str, ...]](), list[str]()
+        sum_request = self.request
+        left = set(survivors)
+        rows = dict[str, tuple[str, ...]]()
+        closed = list[str]()
         for segment in segments:
             owners = tuple(site for site in segment.owners if site in left)
             if may_unmask_segment(segment, left, self._statements):
@@ -141,9 +143,10 @@ class MaskedSummation:
         for place in sum_request.layout.iterate_class_slices(sum_request.classes, unopened, body=False):
             total[place] = 0
         grid = sum_request.shares.make_noise_share_grid(self._divisor) if sum_request.shares else None
-        if not is_plausible_sum(total, grid.limit if grid else ONE + self._divisor):
+        if not is_plausible_sum(total, grid.limit if grid else FIXED_POINT_ONE + self._divisor):
             raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
-        largest, still_masked = sum_request.largest, tuple(sorted(closed))
+        largest = sum_request.largest
+        still_masked = tuple(sorted(closed))
         vector = grid.convert_integers_to_values(total) if grid else convert_from_fixed_point(total, largest)
         return UnmaskedSum(sum_request, vector, tuple(sorted(survivors)), self._divisor, rows, still_masked, total)
 
@@ -183,7 +186,8 @@ class MaskedSummation:
 
         A site is omitted if its statement does not fit the request.
         """
-        sum_request, answers = self.request, dict[str, KeysAnswer]()
+        sum_request = self.request
+        answers = dict[str, KeysAnswer]()
         request = KeysRequest(sum_request.run, sum_request.round, self._members, self._divisor)
         self._statements = {}
         for site, answer in self.ask(dict.fromkeys(self._members, request), KeysAnswer, 2):
@@ -200,8 +204,9 @@ class MaskedSummation:
     def _leave_out_unsatisfiable_sites(self, answers: dict[str, KeysAnswer]) -> None:
         """Leave out the sites whose policy asks for a sum of more sites than there are.
 
-        Our program declines instead of stating such a number, which must not fail the sum of the others. If too few
-        sites are left, all stay, and the sum fails with the number that is needed.
+        An unmodified site declines in this case and states no such number, so a number that is too large must not make
+        the sum of the other sites fail. If too few sites would be left, all stay, and the sum fails with the needed
+        number.
 
         Args:
             answers: The sites' keys by site, from which these sites are removed.
@@ -216,7 +221,8 @@ class MaskedSummation:
     def _collect_encrypted_shares(self, request: SharesRequest) -> dict[str, dict[str, bytes]]:
         """Request encrypted shares of the sites' secrets; return sender -> recipient -> encrypted shares."""
         others = {site: set(self._statements) - {site} for site in self._statements}
-        requests, by_sender = dict.fromkeys(self._statements, request), dict[str, dict[str, bytes]]()
+        requests = dict.fromkeys(self._statements, request)
+        by_sender = dict[str, dict[str, bytes]]()
         for site, answer in self.ask(requests, SharesAnswer, self._needed_site_count):
             if set(answer.recipients) == others[site]:
                 by_sender[site] = dict(zip(answer.recipients, answer.letters, strict=True))
@@ -229,7 +235,8 @@ class MaskedSummation:
         Args:
             letters: Sender -> recipient -> encrypted shares of the sender's secrets, which the requests pass on.
         """
-        sum_request, layout = self.request, self.request.layout
+        sum_request = self.request
+        layout = self.request.layout
         total = np.zeros(layout.compute_vector_size(sum_request.classes), np.uint32)
         opened = {site for statement in self._statements.values() for site in statement.opened}  # by an earlier attempt
         requests = dict[str, MaskedRequest]()
@@ -266,7 +273,8 @@ class MaskedSummation:
             survivors: The sites whose updates are in the sum.
             segments: Parts of the vector; the values of a segment are sent by the same sites.
         """
-        sum_request, layout = self.request, self.request.layout
+        sum_request = self.request
+        layout = self.request.layout
         reveal = RevealRequest(sum_request.run, sum_request.round, tuple(survivors))
         masks = dict[tuple[str, str], list[bytes]]()  # (survivor, segment) -> shares of its own mask's secret
         keys = dict[str, list[bytes]]()  # dropped site -> shares of its mask key

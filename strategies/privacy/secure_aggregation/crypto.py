@@ -29,7 +29,7 @@ from polyclinic.strategies.privacy.secure_aggregation.secret_sharing import reco
 
 CURVE = ec.SECP256R1()
 SECRET_BYTES = 32
-BLOCK = 2**18
+VALUES_PER_BLOCK = 2**18
 """Number of values masked at a time: one megabyte."""
 
 
@@ -136,8 +136,8 @@ def add_mask_to_vector(vector: Integers, places: Iterable[slice], secret: bytes,
     stream = Cipher(AES256(secret), CTR(bytes(16))).encryptor()  # a secret makes one stream only
     change = np.subtract if subtract else np.add
     for place in places:
-        for start in range(place.start, place.stop, BLOCK):
-            block = vector[start : min(start + BLOCK, place.stop)]
+        for start in range(place.start, place.stop, VALUES_PER_BLOCK):
+            block = vector[start : min(start + VALUES_PER_BLOCK, place.stop)]
             change(block, np.frombuffer(stream.update(bytes(4 * len(block))), "<u4"), out=block)
 
 
@@ -186,7 +186,7 @@ def read_secret_shares(text: bytes, expected: tuple[str, int, str, str]) -> Secr
 
 # ---------------------------------------------------------------------- signed statements
 
-SIGNED_WITH = ec.ECDSA(hashes.SHA256())
+SIGNATURE_ALGORITHM = ec.ECDSA(hashes.SHA256())
 
 
 class MaskingStatementError(ValueError):
@@ -276,7 +276,7 @@ def read_masking_statement(text: bytes) -> MaskingStatement:
 
 def sign_masking_statement(statement: bytes, key: ec.EllipticCurvePrivateKey) -> bytes:
     """Sign a statement with the site's own key."""
-    return key.sign(statement, SIGNED_WITH)
+    return key.sign(statement, SIGNATURE_ALGORITHM)
 
 
 def refuse_unsigned_statement(statement: bytes, signature: bytes, identity: str) -> None:
@@ -293,7 +293,7 @@ def refuse_unsigned_statement(statement: bytes, signature: bytes, identity: str)
         key = load_ssh_public_key(identity.encode())
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise MaskingStatementError("the site's key is not on an elliptic curve")
-        key.verify(signature, statement, SIGNED_WITH)
+        key.verify(signature, statement, SIGNATURE_ALGORITHM)
     except InvalidSignature:
         raise MaskingStatementError("is not signed by the site's key") from None
     except ValueError as error:

@@ -9,7 +9,7 @@ two sums of one round have the same sites, or no site in common.
 The same holds for two rounds, also of different runs, that start from the same model: if training is not random, their
 updates are equal.
 
-No run is forgotten, because a round of a forgotten run could be masked again among fewer sites.
+No record is deleted, because a round without a record could be masked again among fewer sites.
 """
 
 import json
@@ -24,7 +24,7 @@ from polyclinic.common.system.plain_names import RunName, join_plain_name
 from polyclinic.strategies.privacy.secure_aggregation.crypto import SecretsError
 from polyclinic.strategies.privacy.secure_aggregation.vectors import compute_share_threshold
 
-KEPT = 5_000
+MAX_STORED_RUNS = 5_000
 """Largest number of stored runs; a malicious coordinator needs a round of training to add one."""
 
 
@@ -132,14 +132,15 @@ class MaskedRoundStore:
         """
         if self._folder is None:
             return
-        path, before = self._find_file_of_run(run), self._read_rounds_of_run(run)
+        path = self._find_file_of_run(run)
+        before = self._read_rounds_of_run(run)
         starts = sorted({*before.get(str(server_round), {}).get("starts", ()), start} - {""})
         named = {"members": list(done.members), "opened": list(done.opened), "divisor": done.divisor}
         noted = {**named, "starts": starts, "noise": done.noise}
         if before.get(str(server_round)) == noted:
             return
-        if not path.exists() and len(list(self._folder.glob("*.json"))) >= KEPT:
-            kept = f"it has masked in {KEPT:,} runs; it forgets none of them"
+        if not path.exists() and len(list(self._folder.glob("*.json"))) >= MAX_STORED_RUNS:
+            kept = f"it has masked in {MAX_STORED_RUNS:,} runs; it forgets none of them"
             raise SecretsError(f"{kept}, and masks in no further run")
         content = json.dumps({**before, str(server_round): noted}).encode()
         write_atomically(path, content, durable=self._durable, private=True)

@@ -29,7 +29,7 @@ from polyclinic.strategies.privacy.secure_aggregation.crypto import SecretsError
 LEAST_SCALE_BITS: Final = 12
 HALF_RANGE: Final = 2.0**31
 """Sums are sent modulo 2^32, as signed integers."""
-ROOM: Final = 8.0
+NOISE_RANGE_DEVIATIONS: Final = 8.0
 """Number of standard deviations of the noise that fit into the range; beyond it, the sign would change."""
 
 
@@ -97,7 +97,7 @@ class DistributedNoise:
         """
         deviation = self.noise_multiplier * 2 * self.bound * (1 / divisor)
         in_shares = math.sqrt(self.honest) / deviation  # standard deviations of a share in one unit
-        needed = self.bound * in_shares + ROOM * math.sqrt(divisor)
+        needed = self.bound * in_shares + NOISE_RANGE_DEVIATIONS * math.sqrt(divisor)
         bits = min(SCALE_BITS, math.ceil(math.log2(HALF_RANGE / needed)) - 1)
         if bits < LEAST_SCALE_BITS:
             raise SecretsError("a sum has no room for updates beside so little noise, or for so many sites")

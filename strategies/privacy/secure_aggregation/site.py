@@ -225,7 +225,8 @@ class SiteMaskingRound:
         """
         if (earlier := self._find_earlier_answer(request, MaskedAnswer)) is not None:
             return earlier
-        others, terms = sorted(request.senders), self._terms
+        others = sorted(request.senders)
+        terms = self._terms
         if not set(others) <= set(self._statements) - {self.site} or len(set(others)) < len(others):
             raise MaskingRefused("letters come from sites that stated no keys.")
         self._refuse_too_few_sites(len(others) + 1)
@@ -288,7 +289,8 @@ class SiteMaskingRound:
             key_shares=tuple(self._letters[site].key for site in gone),
         )
         # Only the last answer is stored, to repeat it if its request is repeated.
-        self._own, self._letters = {}, {}
+        self._own = {}
+        self._letters = {}
         self._answered.pop(MaskedAnswer)
         self._answered[RevealAnswer] = request, answer
         return answer

@@ -19,7 +19,7 @@ from polyclinic.common.wire.records import ModelGroups
 from polyclinic.common.wire.secure_aggregation import Integers
 from polyclinic.strategies.local.site_method import SiteMethod
 
-BODY = ""
+BODY_SEGMENT = ""
 """Name of the segment that all sites send: trunk, batch normalisation, and the head rows that all own."""
 
 
@@ -96,7 +96,7 @@ class UpdateVectorSegment:
 
     @property
     def is_body_segment(self) -> bool:
-        return self.name == BODY
+        return self.name == BODY_SEGMENT
 
 
 def group_rows_into_segments(rows: Mapping[str, Collection[str]]) -> tuple[UpdateVectorSegment, ...]:
@@ -114,7 +114,7 @@ def group_rows_into_segments(rows: Mapping[str, Collection[str]]) -> tuple[Updat
         owners = tuple(site for site in everybody if name in rows[site])
         classes.setdefault(owners, []).append(name)
     return tuple(
-        UpdateVectorSegment(BODY if owners == everybody else names[0], tuple(names), owners)
+        UpdateVectorSegment(BODY_SEGMENT if owners == everybody else names[0], tuple(names), owners)
         for owners, names in classes.items()
     )
 
@@ -145,8 +145,8 @@ def split_update_vector(
 
 # ---------------------------------------------------------------------- numbers as integers
 
-ONE = 2**30
-BLOCK = 2**16
+FIXED_POINT_ONE = 2**30
+VALUES_PER_BLOCK = 2**16
 """Number of values converted at a time: half a megabyte in float64."""
 
 
@@ -161,13 +161,13 @@ def convert_to_fixed_point(update: NDArray[np.float32], divisor: int, largest: f
         ValueError: If a value is not finite.
     """
     result = np.empty(len(update), np.uint32)
-    factor = 1 / divisor * (ONE / largest)
-    for start in range(0, len(update), BLOCK):
-        block = update[start : start + BLOCK].astype(np.float64)
+    factor = 1 / divisor * (FIXED_POINT_ONE / largest)
+    for start in range(0, len(update), VALUES_PER_BLOCK):
+        block = update[start : start + VALUES_PER_BLOCK].astype(np.float64)
         if not np.isfinite(block).all():
             raise ValueError("an update that is not finite cannot be masked")
         np.clip(block, -largest, largest, out=block)
-        result[start : start + BLOCK] = np.rint(block * factor).astype(np.int32).view(np.uint32)
+        result[start : start + VALUES_PER_BLOCK] = np.rint(block * factor).astype(np.int32).view(np.uint32)
     return result
 
 
@@ -189,7 +189,7 @@ def convert_from_fixed_point(total: Integers, largest: float) -> NDArray[np.floa
         total: The sum, modulo 2**32.
         largest: The same limit as in :func:`convert_to_fixed_point`.
     """
-    return total.view(np.int32) * np.float64(largest / ONE)
+    return total.view(np.int32) * np.float64(largest / FIXED_POINT_ONE)
 
 
 MAX_UPDATE_VALUE = 16.0

@@ -1,9 +1,9 @@
 """Limits on the classes and image counts that a site states at the roll call, which nobody can check.
 
 A site that was admitted for a number of images is refused if it claims more. The claim of any other site is lowered to
-:data:`MOST_MEDIANS` times the median claim of the other sites; its counts of labels are lowered in proportion. So an
-invented billion counts as a large hospital, and the real sizes of hospitals stay as they are: those differ by a hundred
-times. A lowered claim keeps nearly all of its share among few sites, so that little is lost where it was true.
+:data:`MAX_CLAIM_IN_MEDIANS` times the median claim of the other sites, and its label counts in proportion. So an
+invented billion counts as a large hospital. Real hospitals differ in size by a factor of a hundred, and keep their
+numbers. Among few sites, a claim that is lowered though it was true loses little of its share.
 """
 
 import bisect
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from polyclinic.common.wire.records import RollCallAnswer
     from polyclinic.strategies.engine.run_member import RunMember
 
-MOST_MEDIANS = 100
-"""Largest claim that counts as it is, in median claims of the other sites."""
-FEWEST = 3
-"""Smallest number of sites among which a claim is too large: of two, nothing shows which one is wrong."""
+MAX_CLAIM_IN_MEDIANS = 100
+"""Largest claim that is not lowered, as a multiple of the median claim of the other sites."""
+MIN_SITES_FOR_MEDIAN_CLAIM = 3
+"""Smallest number of sites whose claims are compared; of two sites, nothing shows which one is wrong."""
 
 
-MOST_UNLISTED_CLASSES = 1_000
+MAX_UNLISTED_CLASSES = 1_000
 """Most classes of a run for which the coordinator has no list: as many as a hospital's policy allows by default
 (``maximum_classes``). With more, honest hospitals would decline the model because of classes that one site invents."""
 
@@ -49,7 +49,7 @@ class SiteAdmissionLimits:
 
 ClaimsBySite = Callable[[], Mapping[str, SiteAdmissionLimits]]
 """Returns the current limits of each site; they may change during a run."""
-ANYTHING = SiteAdmissionLimits()
+NO_LIMITS = SiteAdmissionLimits()
 
 
 def list_admitted_classes(limits: Mapping[str, SiteAdmissionLimits]) -> frozenset[str]:
@@ -74,7 +74,8 @@ def find_admitted_class_faults(
     """
     faults = list[Fault]()
     for member in members:
-        site, allowed = member.answer.site, limits.get(member.answer.site, ANYTHING).classes
+        site = member.answer.site
+        allowed = limits.get(member.answer.site, NO_LIMITS).classes
         foreign = sorted(set(member.answer.class_names) - allowed)
         if allowed and foreign:
             problem = f"claims {quote_names(foreign)}, which it was not admitted for. It may annotate "
@@ -95,8 +96,9 @@ def find_admitted_count_faults(
     """
     faults = list[Fault]()
     for member in members:
-        site, claim = member.answer.site, member.answer.train_samples
-        allowed = limits.get(site, ANYTHING).images
+        site = member.answer.site
+        claim = member.answer.train_samples
+        allowed = limits.get(site, NO_LIMITS).images
         if 0 < allowed < claim:
             problem = f"claims {claim:,} training images; it was admitted for {allowed:,} at most."
             faults.append(Fault(f"site {site}", problem, "The coordinator can admit it for more.", site))
@@ -111,7 +113,8 @@ def find_contradictory_count_faults(task: Task, members: Iterable["RunMember"]) 
     """
     faults = list[Fault]()
     for member in members if task == "multi_class" else ():
-        answer, site = member.answer, member.answer.site
+        answer = member.answer
+        site = member.answer.site
         shown = sum(count for count in answer.positives if count > 0)  # below 0: the site does not tell
         if shown > answer.train_samples:
             problem = f"counts {shown:,} images of its classes together, and states {answer.train_samples:,} images."
@@ -131,25 +134,25 @@ def lower_image_claims(
         admitted: Sites that were admitted for a number of images, which bounds their claims already.
     """
     ordered = sorted(images[site] for site in counting if images[site] > 0)
-    if len(ordered) < FEWEST - 1:
+    if len(ordered) < MIN_SITES_FOR_MEDIAN_CLAIM - 1:
         return {}
     # The median of a site's others is never lower than the one without the largest claim.
-    lowest_bound = int(MOST_MEDIANS * _find_median_of_others(ordered, ordered[-1]))
+    lowest_bound = int(MAX_CLAIM_IN_MEDIANS * _find_median_of_others(ordered, ordered[-1]))
     lowered = dict[str, int]()
     for site, claim in images.items():
         if claim <= lowest_bound:
             continue
         others = len(ordered) - (site in counting and claim > 0)
-        if site in admitted or others < FEWEST - 1:
+        if site in admitted or others < MIN_SITES_FOR_MEDIAN_CLAIM - 1:
             continue
-        bound = int(MOST_MEDIANS * _find_median_of_others(ordered, claim if site in counting else None))
+        bound = int(MAX_CLAIM_IN_MEDIANS * _find_median_of_others(ordered, claim if site in counting else None))
         if claim > bound:
             lowered[site] = bound
     return lowered
 
 
 def _find_median_of_others(ordered: list[int], own: int | None) -> float:
-    """Return the median of sorted claims without one site's ``own`` claim; of all claims if ``own`` is None."""
+    """Return the median of the sorted claims, without the claim ``own`` of one site unless it is None."""
     skipped = len(ordered) if own is None else bisect.bisect_left(ordered, own)
     count = len(ordered) - (own is not None)
     middle = [ordered[place + (place >= skipped)] for place in ((count - 1) // 2, count // 2)]
@@ -174,17 +177,19 @@ def lower_answer_claims(answer: "RollCallAnswer", images: int) -> "RollCallAnswe
 def describe_lowered_claim(site: str, claim: int, counted: int) -> str:
     """Return a sentence for people: whose claim is too large, how much of it counts, and what to do if it is true."""
     return (
-        f"{site} claims {claim:,} training images, more than {MOST_MEDIANS} times the median of the other sites: "
-        f"{counted:,} of them count. If it has so many, admit it for them: flwr-server admit --max-images {claim}"
+        f"{site} claims {claim:,} training images, more than {MAX_CLAIM_IN_MEDIANS} times the median of the other "
+        f"sites: {counted:,} of them count. "
+        f"If it has so many, admit it for them: flwr-server admit --max-images {claim}"
     )
 
 
 def find_surplus_class_faults(limits: Mapping[str, SiteAdmissionLimits], members: Iterable["RunMember"]) -> list[Fault]:
     """Return a fault for each site that is left out because the run would have too many classes.
 
-    While there are more classes than :data:`MOST_UNLISTED_CLASSES`, or than the coordinator has listed, the site is
-    left out that adds the most: classes that no other site annotates and that are on no list. Of several the one that
-    was admitted last. So no site can be left out because of another one's classes, unless it adds more itself.
+    While there are more classes than :data:`MAX_UNLISTED_CLASSES`, or than the coordinator has listed, the site is
+    left out that adds most classes which no other site annotates and which are on no list. Among sites that add equally
+    many, the one that was admitted last is left out. So a site
+    that adds few classes is never left out because of the classes of another one.
 
     Args:
         limits: Site -> its limits.
@@ -192,12 +197,12 @@ def find_surplus_class_faults(limits: Mapping[str, SiteAdmissionLimits], members
     """
     faults = list[Fault]()
     listed = list_admitted_classes(limits)
-    most = max(MOST_UNLISTED_CLASSES, len(listed))
+    most = max(MAX_UNLISTED_CLASSES, len(listed))
     classes = {member.answer.site: frozenset(member.answer.class_names) for member in members}
     owners = Counter(name for names in classes.values() for name in names)
     while len(owners) > most and len(classes) > 1:
         added = {site: sum(owners[name] == 1 for name in names - listed) for site, names in classes.items()}
-        site = max(classes, key=lambda name: (added[name], limits.get(name, ANYTHING).order, name))
+        site = max(classes, key=lambda name: (added[name], limits.get(name, NO_LIMITS).order, name))
         if not added[site]:
             break
         problem = f"the run would have {len(owners):,} classes; without a list of the coordinator's it has {most:,} at "
