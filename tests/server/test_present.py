@@ -181,7 +181,9 @@ def led(state: Path, folder: Path, name: str, error: BaseException | None = None
     (folder / "events.jsonl").touch()
     present = CurrentRun(str(folder), name, resumed=resumed)
     try:
-        with RunReporter(present, state, lambda line: None, add_to_history=partial(add_to_run_history, state)) as reporter:
+        with RunReporter(
+            present, state, lambda line: None, add_to_history=partial(add_to_run_history, state)
+        ) as reporter:
             reporter.show_run_start(["east", "west"], 2)
             present.round = 1
             if error:
