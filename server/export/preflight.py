@@ -211,7 +211,7 @@ def find_data_to_score_faults(models: Sequence[Path], data: Sequence[Path], csv_
 
 @contextmanager
 def name_cli_options_in_faults(labelled: EvaluationInput) -> Iterator[None]:
-    """In the ``with`` block, replace ``[data]`` keys in faults by the command-line options that set them."""
+    """Replace ``[data]`` keys by command-line options in the faults that the ``with`` block raises."""
     options = {"data.path": str(labelled.data), "data.classes": "--classes", "data.patient_key": "--patient-column"}
     try:
         yield

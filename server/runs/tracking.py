@@ -60,7 +60,7 @@ class MetricsTracker(Protocol):
 def send_metrics_to_trackers(
     folder: "RunFolder", experiment: "Experiment", store: "NewRun | None", tell: Callable[[str], None]
 ) -> Iterator[None]:
-    """In the ``with`` block, send all metrics of the run folder also to TensorBoard and, if requested, to MLflow.
+    """Send all metrics of the ``with`` block's run also to TensorBoard and, if requested, to MLflow.
 
     Args:
         store: Begins a run in MLflow (:func:`open_mlflow_store`); None for TensorBoard only.

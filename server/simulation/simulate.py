@@ -286,7 +286,7 @@ class SimulationBackend:
 
     @contextmanager
     def _show_run_progress(self, out: Path) -> Iterator[list[SilentRunProgress]]:
-        """In the ``with`` block, show the progress of the run, and serve the live view if ``web_port`` is set."""
+        """Show the progress of the run in the ``with`` block, and serve the live view if ``web_port`` is set."""
         run = self.experiment.run
         name = run.name or run.method
         with ExitStack() as stack:

@@ -226,7 +226,7 @@ def serve_live_view(coordinator: CoordinatorFolder, address: str, port: int, tel
 
 @contextlib.contextmanager
 def serve_live_view_during_run(folder: Path, port: int, tell: Callable[[str], None]) -> Iterator[None]:
-    """In the ``with`` block, serve the live view of a run on 127.0.0.1 from a separate process.
+    """Serve the live view of a run on 127.0.0.1 from a separate process, until the ``with`` block ends.
 
     The page is served over HTTP, because a simulation has no certificate and the page stays on this machine.
 
