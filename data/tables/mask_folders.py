@@ -20,6 +20,7 @@ from polyclinic.common.system.files import find_existing_output_faults, write_at
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.vocabulary import PART_NAMES
 from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
+from polyclinic.data.tables.files import drop_picture_extension
 
 IMAGE_COLUMN, MASK_COLUMN, PATIENT_COLUMN, SPLIT_COLUMN = "image", "mask", "patient", "split"
 DESCRIPTION = "dataset.json"
@@ -166,16 +167,9 @@ def _list_images_and_masks(folder: Path) -> tuple[list[str], list[str]]:
     return images, masks
 
 
-def _drop_ending(path: str) -> str:
-    lowered = path.lower()
-    endings = sorted(PICTURE_SUFFIXES, key=len, reverse=True)  # .nii.gz before .gz
-    ending = next((ending for ending in endings if lowered.endswith(ending)), "")
-    return path[: len(path) - len(ending)]
-
-
 def _split_into_tokens(path: str) -> list[list[str]]:
     """Return the words and numbers of each folder and of the name of a path, in lower case, without its ending."""
-    return [[token.lower() for token in _TOKENS.findall(part)] for part in _drop_ending(path).split("/")]
+    return [[token.lower() for token in _TOKENS.findall(part)] for part in drop_picture_extension(path).split("/")]
 
 
 def _make_key(path: str, *, drop_channel: bool = False) -> Key:
@@ -208,7 +202,7 @@ def _match_by_folder(masks: Sequence[str], images: Sequence[str], matched: dict[
     lost = dict[str, str]()
     for mask in masks:
         fitting = by_folder.get(_make_folder_key(Path(mask).parent), [])
-        name = remove_mask_words(_drop_ending(Path(mask).name))
+        name = remove_mask_words(drop_picture_extension(Path(mask).name))
         if len(fitting) != 1:
             lost[mask] = f"{format_count_with_noun(len(fitting), 'image')} may be its own" if fitting else "no image"
         elif not name or name in matched[fitting[0]]:

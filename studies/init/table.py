@@ -32,7 +32,11 @@ from polyclinic.data.images.reading import (
 )
 from polyclinic.data.images.volume_header import VolumeHeader
 from polyclinic.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table, read_first_rows
-from polyclinic.data.tables.files import PictureFileFinder, describe_other_file_extensions
+from polyclinic.data.tables.files import (
+    PictureFileFinder,
+    describe_other_file_extensions,
+    drop_picture_extension,
+)
 from polyclinic.data.tables.labels import LabelTable, find_blank_cell_faults, open_folder_label_table
 from polyclinic.data.tables.search import PictureSearch
 from polyclinic.studies.init.found_masks import FoundMasks, describe_masks, find_masks
@@ -436,10 +440,15 @@ def _merge_series(root: Path, paths: Sequence[str]) -> list[str]:
 def _list_unnamed(folder: Path, paths: Sequence[Sequence[str]], search: PictureSearch) -> tuple[str, ...]:
     """Return the files in the folder that no row names, and that are pictures by their ending."""
     named = {os.path.normpath(path) for of_row in paths for path in of_row}
-    endings = {Path(name).suffix.lower() for name in named}.union(PICTURE_SUFFIXES)
+    endings = set(map(_get_ending, named)).union(PICTURE_SUFFIXES)
     below = (os.path.normpath(os.path.join(*place)) for place in search.finder.list_files_recursively(folder))
     others = (name for name in below if name not in named and os.path.dirname(name) not in named)  # slices of a series
-    return tuple(sorted(name for name in others if Path(name).suffix.lower() in endings))
+    return tuple(sorted(name for name in others if _get_ending(name) in endings))
+
+
+def _get_ending(name: str) -> str:
+    """Return the extension of a file in lower case: ``.nii.gz`` of a packed volume, ``.gz`` of another packed file."""
+    return name[len(drop_picture_extension(name)) :].lower() or Path(name).suffix.lower()
 
 
 def _ask_which_folder(ambiguous: Mapping[str, tuple[str, str]], root: Path) -> Question:

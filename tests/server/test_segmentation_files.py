@@ -12,6 +12,7 @@ from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import build_network, decide_class_areas
 from polyclinic.common.models.saved import save_model
 from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.prediction.masks import name_class_files, name_mask_files
 from polyclinic.data.images.masks import PictureGrid, fit_mask_to_format, restore_mask_to_grid
 from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.server.export.evaluation import evaluate_saved_model
@@ -57,11 +58,11 @@ def test_predict_writes_masks_of_the_pictures_own_size(tmp_path: Path, task: str
     assert json.loads((out / "classes.json").read_text()) == {"Left kidney": 1, "Liver": 2}
     files = sorted(file.name for file in out.glob("*.png"))
     if task == "exclusive_segmentation":
-        assert files == ["high.png.png", "wide.png.png"]
-        assert set(np.unique(mask_of(out / "wide.png.png"))) <= {0, 1, 2}
+        assert files == ["high.png", "wide.png"]
+        assert set(np.unique(mask_of(out / "wide.png"))) <= {0, 1, 2}
     else:
-        assert files == [f"{name}.png.{of}.png" for name in ("high", "wide") for of in CLASSES]
-        assert set(np.unique(mask_of(out / "wide.png.Liver.png"))) <= {0, 255}
+        assert files == [f"{name}.{of}.png" for name in ("high", "wide") for of in CLASSES]
+        assert set(np.unique(mask_of(out / "wide.Liver.png"))) <= {0, 255}
     assert all(mask_of(file).shape == (10, 20) for file in out.glob("wide*.png"))
 
 
@@ -79,7 +80,30 @@ def test_predicted_masks_are_those_of_the_network(tmp_path: Path) -> None:
     areas = decide_class_areas(logits, "exclusive_segmentation")[0].numpy()
     expected = areas[0] * 1 + areas[1] * 2
     assert expected.max() > 0
-    assert np.array_equal(mask_of(tmp_path / "masks" / "own.png.png"), expected)
+    assert np.array_equal(mask_of(tmp_path / "masks" / "own.png"), expected)
+
+
+NAMES = {
+    "v.nii.gz": "v",
+    "north/V.NII.GZ": "north/V",
+    "scan.nii": "scan",
+    "it.dcm": "it",
+    "series/ct": "series/ct",
+    "1.2.840.7": "1.2.840.7",
+    "p.1.png": "p.1",
+    "b.png": "b.png",  # beside b.jpg
+    "b.jpg": "b.jpg",
+    "b.png.png": "b.png.png",
+}
+
+
+def test_masks_have_the_names_of_their_pictures_without_the_extension() -> None:
+    assert name_mask_files(list(NAMES)) == NAMES
+    assert len(set(NAMES.values())) == len(NAMES)
+
+
+def test_classes_whose_names_differ_in_signs_of_no_file_name_have_a_file_each() -> None:
+    assert name_class_files({"L/R": 1, "L:R": 2, "Liver": 3}) == {"L/R": "L_R_1", "L:R": "L_R_2", "Liver": "Liver"}
 
 
 @pytest.mark.parametrize("resize", ["pad", "stretch"])
