@@ -19,12 +19,14 @@ from polyclinic.common.config import HospitalPlan
 from polyclinic.common.counts import MENU, parse_count_question
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.evaluation.question import SentModel, parse_evaluation_question
+from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.security.plan_decisions import DecisionFault, parse_decision
 from polyclinic.common.system.plain_text import format_count_with_noun, make_printable_line
 from polyclinic.strategies.registry import get_cached_site_method
 
 TECHNICAL = frozenset({"layout", "version", "holds_frozen", "seconds", "epochs", "arithmetic", "model_sha256", "level"})
 """Fields about the program and the machine."""
+_VALIDATING = ("TrainReply", "EvaluateReply")
 _SPREAD = (
     "How the model's scores are spread on the test images: for each class, counts of images by score (1,024 steps), "
     "of those that show it and of those that do not"
@@ -59,6 +61,22 @@ PLAIN_WORDS: Mapping[tuple[str, str], str] = {
     },
 }
 """Words in the place of the data dictionary's, which name keys and fields, for a person who knows neither."""
+_OVERLAP = "Dice and 95 % Hausdorff distance"
+_SPREAD_OF_OVERLAP = f"For each class, counts of test patients by {_OVERLAP} (1,024 steps)"
+_OUTLINED = "In how many test patients each class is outlined"
+WORDS_OF_SEGMENTATION: Mapping[tuple[str, str], str] = {
+    **{(record, "validation_auroc"): "The model's mean Dice on the validation images" for record in _VALIDATING},
+    ("EvaluateReply", "positives"): _OUTLINED,
+    ("EvaluateReply", "negatives"): _OUTLINED,
+    ("EvaluateReply", "metric_names"): f"{_OVERLAP} of each class, as means over the test patients",
+    ("EvaluateReply", "metric_values"): f"{_OVERLAP} of each class, as means over the test patients",
+    ("EvaluateReply", "masked_classes"): f"{_SPREAD_OF_OVERLAP}; only in a sum over several hospitals",
+    **{
+        ("EvaluateReply", name): _SPREAD_OF_OVERLAP
+        for name in ("histogram_classes", "positive_scores", "negative_scores")
+    },
+}
+"""Words in the place of both for a model that outlines, whose figures travel in the same fields."""
 PACKED_WITH_EVERY_RECORD = frozenset({"run", "round", "site"})
 MASKED_RECORDS = ("KeysAnswer", "SharesAnswer", "MaskedAnswer", "RevealAnswer")
 
@@ -194,11 +212,12 @@ def _describe_protection(plan: HospitalPlan, policy: SitePolicy) -> Iterator[str
 def _describe_leaving(work: RequestedWork, policy: SitePolicy) -> Iterator[tuple[str, list[str]]]:
     """Yield a heading for each moment at which something leaves, with a line for each thing."""
     fields = list_leaving_fields(work, policy)
+    words = {**PLAIN_WORDS, **(WORDS_OF_SEGMENTATION if is_segmentation(work.plan.model.task) else {})}
     technical = dict[str, None]()
     for record, heading in _HEADINGS.items():
         lines = []
         for field in fields.get(record, ()):
-            meaning = PLAIN_WORDS.get((record, field)) or _format_meaning(MEANING[record][field])
+            meaning = words.get((record, field)) or _format_meaning(MEANING[record][field])
             if field in TECHNICAL:
                 technical[meaning] = None
             elif field == "statistics":
@@ -254,13 +273,14 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
     leave_out(not private, "TrainReply", "epsilon")
     leave_out(not trains, "EvaluateReply", "validation_loss", "validation_auroc")
     leave_out(not tests_rounds, "EvaluateReply", "test_images", "test_correct")
-    metrics = ("auroc", "average_precision", "balanced_accuracy")
-    leave_out(not tests, "EvaluateReply", "class_names", *metrics, "positives", "negatives")
+    metrics, outlines = ("auroc", "average_precision", "balanced_accuracy"), is_segmentation(plan.model.task)
+    leave_out(not tests, "EvaluateReply", "class_names", "positives", "negatives")
+    leave_out(not tests or outlines, "EvaluateReply", *metrics)
     leave_out(not (tests and plan.test_metrics), "EvaluateReply", "metric_names", "metric_values")
     scores = ("histogram_classes", "positive_scores", "negative_scores")
     leave_out(not (spread and tests), "EvaluateReply", *scores)
     choices = ("validation_classes", "validation_positive_scores", "validation_negative_scores")
-    leave_out(not (spread and trains) or masked, "EvaluateReply", *choices)
+    leave_out(not (spread and trains) or masked or outlines, "EvaluateReply", *choices)
     leave_out(not (spread and masked), "EvaluateReply", "masked_classes")
     records = dict(_HEADINGS)
     if not (plan.evaluation.compare_local and tests):
