@@ -192,8 +192,6 @@ class SimulationBackend:
             self.tell(note)
         if data.empty_sites:
             folder.append_event("no_training_images", sites=list(data.empty_sites))
-            names = list_first_and_count_rest(data.empty_sites, 5)
-            self.tell(f"Without training images, and not in the run: {names}. The partition gave them none.")
         untested = [part.site for part in data.parts if not len(part.validation)]
         if 0 < len(untested) < len(data.parts):
             names = list_first_and_count_rest(untested, 5)

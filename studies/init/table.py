@@ -41,6 +41,7 @@ from polyclinic.data.tables.labels import LabelTable, find_blank_cell_faults, op
 from polyclinic.data.tables.search import PictureSearch
 from polyclinic.studies.init.found_masks import FoundMasks, describe_masks, find_masks
 from polyclinic.studies.init.hospitals import (
+    MOST_HOSPITALS,
     HospitalsInTable,
     detect_hospitals_in_table,
     propose_spelling_synonyms,
@@ -551,11 +552,15 @@ class InspectedDataset:
 
     @cached_property
     def split_seed(self) -> int:
-        """The seed that divides the patients best over training, validation and test."""
+        """The seed that divides the patients best over training, validation and test, of each class and hospital."""
         patients = name_unknown_patients(self.checked.patients, lambda: self.checked.files.names.astype(np.str_))
         # Of many patients any seed makes balanced parts, and each try takes its time.
         seeds = min(MOST_SPLIT_SEEDS, max(1, MOST_HASHED_NAMES // len(patients)))
-        return choose_balanced_split_seed(patients, self.checked.labels, seeds)
+        labels = self.checked.labels
+        if self.hospitals is not None and len(self.hospitals.names) <= MOST_HOSPITALS:
+            is_there = self.checked.sources[:, None] == np.array(self.hospitals.names)  # (images, hospitals)
+            labels = np.concatenate([labels, is_there.astype(np.float32)], axis=1)
+        return choose_balanced_split_seed(patients, labels, seeds)
 
     @property
     def classes_without_negatives(self) -> list[str]:
