@@ -148,8 +148,8 @@ def partition_by_label(splits: DatasetSplits, spec: LabelPartitionSpec, seed: in
     rows = zip(sites, train_rows, validation_rows, test_rows, strict=True)
     parts = tuple(SitePartition(site, names, *of_site) for site, *of_site in rows)
     if empty_sites:
-        names = list_first_and_count_rest(empty_sites, _MOST_NAMED)
-        sentence = f"Without training images, and not in the run: {names}. The drawn proportions gave them none."
+        empty = list_first_and_count_rest(empty_sites, _MOST_NAMED)
+        sentence = f"Without training images, and not in the run: {empty}. The drawn proportions gave them none."
         train, validation, test = (
             replace(images, omissions=(*images.omissions, sentence)) for images in (train, validation, splits.test)
         )

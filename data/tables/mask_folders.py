@@ -21,6 +21,7 @@ from polyclinic.common.system.plain_text import format_count_with_noun, list_fir
 from polyclinic.data.base.vocabulary import PART_NAMES
 from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
 from polyclinic.data.tables.files import drop_picture_extension
+from polyclinic.data.tables.hospital_folders import HOSPITAL_COLUMN, HospitalFolders, find_hospital_folders
 
 IMAGE_COLUMN, MASK_COLUMN, PATIENT_COLUMN, SPLIT_COLUMN = "image", "mask", "patient", "split"
 DESCRIPTION = "dataset.json"
@@ -54,6 +55,7 @@ class MaskFolders:
         parts: Image -> ``train``, ``val`` or ``test``; empty if the folders do not say it of all.
         values: Value in label maps -> the class that :data:`DESCRIPTION` names; empty without it.
         unmasked: Images without a mask, which are left out.
+        sources: The hospitals of the images, if folders name them.
     """
 
     images: Mapping[str, Mapping[str, str]]
@@ -61,6 +63,7 @@ class MaskFolders:
     parts: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[int, str] = field(default_factory=dict)
     unmasked: Sequence[str] = ()
+    sources: HospitalFolders | None = None
 
     @property
     def mask_columns(self) -> tuple[str, ...]:
@@ -77,7 +80,8 @@ class MaskFolders:
         columns = self.mask_columns
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        more = [(PATIENT_COLUMN, self.patients), (SPLIT_COLUMN, self.parts)]
+        hospitals = self.sources.hospitals if self.sources is not None else {}
+        more = [(PATIENT_COLUMN, self.patients), (HOSPITAL_COLUMN, hospitals), (SPLIT_COLUMN, self.parts)]
         more = [(heading, cells) for heading, cells in more if cells]
         writer.writerow((IMAGE_COLUMN, *columns, *(heading for heading, _ in more)))
         for image, masks in self.images.items():
@@ -89,17 +93,23 @@ class MaskFolders:
             write_atomically(table, content)
         kinds = "a mask each" if columns == (MASK_COLUMN,) else f"masks of {list_first_and_count_rest(columns, 5)}"
         line = f"{table}: a table of {format_count_with_noun(len(self.images), 'image')} with {kinds}."
+        if self.sources is not None:
+            line += f" {self.sources.describe()}"
         if self.unmasked:
             without = format_count_with_noun(len(self.unmasked), "image without a mask is", "images without a mask are")
             line += f" {without} left out: {list_first_and_count_rest(self.unmasked, _LISTED)}."
         return line
 
 
-def find_mask_folders(folder: Path) -> MaskFolders | None:
+def find_mask_folders(folder: Path, statement: str | None = None) -> MaskFolders | None:
     """Return the images of a folder with their masks; None if no file has the name of a mask, or none fits an image.
 
+    Args:
+        statement: The user's word on hospitals: see :func:`find_hospital_folders`.
+
     Raises:
-        BadInput: If some masks belong to no image or to several, or the masks have no values of single classes.
+        BadInput: If some masks belong to no image or to several, the masks have no values of single classes, or the
+            user names folders that not all images have.
     """
     images, masks = _list_images_and_masks(folder)
     if not masks:
@@ -125,13 +135,44 @@ def find_mask_folders(folder: Path) -> MaskFolders | None:
         return None
     raise_faults(_find_match_faults(folder, matched, lost, several))
     masked_images = {image: matched[image] for image in images if image in matched}
+    sources = find_hospital_folders(list(masked_images), statement, MASK_WORDS | IMAGE_WORDS)
     return MaskFolders(
         images=masked_images,
-        patients=_name_patients(masked_images),
+        patients=_name_patients(masked_images, sources),
         parts=_name_parts(masked_images),
-        values=read_described_values(folder / DESCRIPTION),
+        values=_read_all_described_values(folder, sources),
         unmasked=[image for image in images if image not in masked_images],
+        sources=sources,
     )
+
+
+def _read_all_described_values(folder: Path, sources: HospitalFolders | None) -> dict[int, str]:
+    """Return value -> class by the description of the folder, or by those in the hospitals' folders.
+
+    Raises:
+        BadInput: If two descriptions contradict one another.
+    """
+    values = read_described_values(folder / DESCRIPTION)
+    if values or sources is None or sources.level != 1:
+        return values
+    origins = dict[tuple[int, str], str]()
+    for hospital in sorted(set(sources.hospitals.values())):
+        for value, name in read_described_values(folder / hospital / DESCRIPTION).items():
+            origins.setdefault((value, name), hospital)
+    pairs = sorted(origins)
+    clashes = [
+        f"{one} = {name} at {origins[one, name]} and {other} = {rival} at {origins[other, rival]}"
+        for place, (one, name) in enumerate(pairs)
+        for other, rival in pairs[place + 1 :]
+        if (one == other) != (name == rival)
+    ]
+    if clashes:
+        problem = (
+            f"the descriptions of hospitals contradict one another: {list_first_and_count_rest(clashes, _LISTED)}."
+        )
+        remedy = f"A value has one meaning in all masks: save them anew, and {DESCRIPTION} with them."
+        raise BadInput([Fault(str(folder), problem, remedy)])
+    return dict(pairs)
 
 
 def _list_images_and_masks(folder: Path) -> tuple[list[str], list[str]]:
@@ -244,14 +285,18 @@ def _find_match_faults(
     return faults
 
 
-def _name_patients(images: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Return the patient of each image, if each lies in a folder of its own: that folder's name."""
+def _name_patients(images: Mapping[str, Mapping[str, str]], sources: HospitalFolders | None) -> dict[str, str]:
+    """Return the patient of each image, if each lies in a folder of its own: that folder's name.
+
+    Behind that of a hospital, because hospitals number their patients alike.
+    """
     folders = {image: _make_folder_key(Path(image).parent) for image in images}
     if len(set(folders.values())) < len(images) or () in folders.values():
         return {}
     names = dict[str, str]()
     for image in images:
-        names[image] = [part for part in Path(image).parent.parts if _make_folder_key(Path(part))][-1]
+        name = [part for part in Path(image).parent.parts if _make_folder_key(Path(part))][-1]
+        names[image] = name if sources is None else f"{sources.hospitals[image]} {name}"
     return names if len(set(names.values())) == len(names) else {}
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ from polyclinic.common.models.zoo.unet_planning import COARSE_PERCENTILE, UNetPl
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.volume_fingerprint import VolumeFingerprint, compute_percentile
 from polyclinic.data.base.pixel_form import PixelForm
-from polyclinic.data.base.spec import describe_sides, format_image_size
+from polyclinic.data.base.spec import FolderDatasetSpec, describe_sides, format_image_size
+from polyclinic.data.images.volume_notes import survey_volumes
+from polyclinic.data.tables.labels import open_folder_label_table
 from polyclinic.server.federation.evaluation import RunContext
 from polyclinic.strategies.engine.events import RunCallbacks
 from polyclinic.strategies.engine.run_member import RunMember
@@ -37,6 +40,8 @@ PLANNING_RUN = "-planning"
 """End of the name of the roll call that asks for the volumes: hospitals take one plan a run."""
 MOST_VOLUMES_AN_IMAGE = 2
 """Volumes that a hospital may sum up for each training image that it states, a number that its policy rounds down."""
+MOST_HEADERS = 50
+"""Headers of a table's volumes, spread over it, from which a missing spacing is proposed."""
 FEWEST_GREY_LEVELS = 1.0
 """Smallest standard deviation of grey values, of 0 to 255, by which images are divided."""
 
@@ -134,6 +139,32 @@ def find_planning_faults(experiment: Experiment) -> list[Fault]:
     given += ["training.batch_size"] if "batch_size" in experiment.training.model_fields_set else []
     faults += [Fault(key, "is what [planning] chooses.", "Leave it out, or leave out [planning].") for key in given]
     return faults
+
+
+def find_unspaced_volume_faults(experiment: Experiment, base: Path) -> list[Fault]:
+    """Return a fault if the network of volumes in files is to be planned that are resized, each to voxels of its own.
+
+    A simulation knows it before it reads a voxel; the spacing to write is that of some headers.
+
+    Args:
+        base: Folder to which paths of the experiment are relative.
+    """
+    data = experiment.data
+    if experiment.planning is None or not isinstance(data, FolderDatasetSpec) or data.spacing is not None:
+        return []
+    try:
+        files = open_folder_label_table(data, base).files
+    except BadInput:
+        return []  # which is refused with more words
+    rows = np.unique(np.linspace(0, len(files) - 1, min(len(files), MOST_HEADERS)).round().astype(int)).tolist()
+    volumes = survey_volumes([files[row] for row in rows])
+    if not volumes:
+        return []
+    spacing, shape = (np.array([getattr(volume, name) for volume in volumes]) for name in ("spacing", "shape"))
+    median, finer = (np.percentile(spacing, each, axis=0).tolist() for each in (50, COARSE_PERCENTILE))
+    lengths = np.median(spacing * shape, axis=0).tolist()
+    target = choose_target_spacing(median, finer, [mm / side for mm, side in zip(lengths, median, strict=True)])
+    return [_make_unspaced_fault(target, lengths)]
 
 
 def _add_planned_keys(experiment: Experiment, model: Mapping[str, Any], batch_size: int) -> Experiment:
@@ -236,13 +267,22 @@ def _find_common_spacing(
         return (1.0, 1.0, 1.0)
     if (spacing := pixels.read_setting("spacing")) is not None:
         return tuple(map(float, spacing))
-    shape = [max(1, round(mm / side)) for mm, side in zip(lengths, target, strict=True)]
-    depth, height, width = shape
+    raise BadInput([_make_unspaced_fault(target, lengths)])
+
+
+def _make_unspaced_fault(target: Sequence[float], lengths: Sequence[float]) -> Fault:
+    """Return the fault of a missing spacing, with the lines to write.
+
+    Args:
+        target: The spacing that nnU-Net takes, in mm.
+        lengths: Median length of the volumes along each axis, in mm.
+    """
+    depth, height, width = (max(1, round(mm / side)) for mm, side in zip(lengths, target, strict=True))
     rounded = [float(f"{side:.3g}") for side in target]
-    problem = "volumes are resized, so that each has voxels of its own size."
-    remedy = "The median of all hospitals' volumes, as nnU-Net takes it; in site.toml, and [data] of a simulation:\n"
+    problem = "is missing: volumes are resized, so that each has voxels of its own size, and [planning] plans for one."
+    remedy = "The median of the volumes, as nnU-Net takes it; in site.toml, and [data] of a simulation:\n"
     lines = f"    spacing = {rounded}\n    image_size = {format_image_size((depth, height, width))}"
-    raise BadInput([Fault("data.spacing", problem, remedy + lines)])
+    return Fault("data.spacing", problem, remedy + lines)
 
 
 def _compute_grey_statistics(counts: NDArray[np.float64]) -> tuple[float | None, float | None]:

@@ -166,7 +166,10 @@ def test_volumes_that_no_network_halves_twice_are_refused(tmp_path: Path) -> Non
         federation(tmp_path, *nifti_settings(tmp_path, spacing=[3.0, 2.0, 2.0]), PLANNING)
 
 
-def test_files_of_any_spacing_are_refused_with_the_lines_to_write(tmp_path: Path) -> None:
+def test_files_of_any_spacing_are_refused_with_the_lines_to_write_before_a_voxel_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyclinic.data.images.volume_pixels.read_volume", None)
     with pytest.raises(BadInput) as refused:
         federation(tmp_path, *nifti_settings(tmp_path), PLANNING)
     (fault,) = refused.value.faults
