@@ -1,5 +1,6 @@
 """What a trained segmentation writes: masks of pictures, an ONNX file, its report, and refusals by name."""
 
+import io
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import build_network, decide_class_areas
@@ -18,6 +20,7 @@ from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.server.export.evaluation import evaluate_saved_model
 from polyclinic.server.export.exported_model import ExportFormat, export_model
 from polyclinic.server.export.prediction import predict_to_csv
+from polyclinic.server.reporting.tables import format_run_result
 from polyclinic.server.runs.reader import read_run
 from polyclinic.studies.comparison import compare_methods
 from polyclinic.studies.comparison_report import comparison_as_markdown, write_comparison_report
@@ -180,3 +183,17 @@ def test_ray_ends_in_the_inline_model_and_its_figures(tmp_path: Path) -> None:
     assert on_ray["backend"] == "ray"
     for key in ("model_sha256", "test"):
         assert inline[key] == on_ray[key]
+
+
+def test_the_terminal_shows_dice_and_distance_of_each_class() -> None:
+    folder, summary = finished(*ORGANS, "run.rounds=8", "training.lr=0.01")
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(format_run_result(read_run(folder)))
+    text = console.export_text()
+    of_class = summary["test"]["segmentation"]["per_class"]["Liver"]
+    (line,) = [line for line in text.splitlines() if "Liver " in line and "│" in line]
+    assert [cell.strip() for cell in line.strip("│").split("│")][-2:] == [
+        f"{of_class['dice']:.3f}",
+        f"{of_class['hd95']:.1f}",
+    ]
+    assert "HD95 is the 95 % Hausdorff distance" in text
