@@ -9,6 +9,7 @@ from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.files import find_existing_output_faults, write_atomically
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.images.reading import PICTURE_SUFFIXES
+from polyclinic.data.tables.files import list_paths_below
 from polyclinic.data.tables.hospital_folders import (
     HOSPITAL_COLUMN,
     OPTION,
@@ -37,7 +38,7 @@ def list_class_folders(folder: Path) -> Mapping[str, list[Path]]:
             pictures = _list_pictures(below)
             if pictures:
                 classes[below.name] = [path.relative_to(folder) for path in pictures]
-    except OSError:
+    except (OSError, BadInput):
         return {}
     return classes if len(classes) >= FEWEST_CLASSES else {}
 
@@ -46,7 +47,7 @@ def _list_pictures(folder: Path) -> list[Path]:
     """Return the pictures of a folder and those below; a folder with the slices of one DICOM series is one of them."""
     from polyclinic.data.images.dicom_series import is_series_folder  # takes a second
 
-    paths = sorted(folder.rglob("*"))
+    paths = list_paths_below(folder)
     series = {path for path in paths if path.is_dir() and is_series_folder(path)}
     pictures = (path for path in paths if path.name.lower().endswith(PICTURE_SUFFIXES) and path.is_file())
     return sorted([*series, *(path for path in pictures if path.parent not in series)])

@@ -20,7 +20,7 @@ from polyclinic.common.system.files import find_existing_output_faults, write_at
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.vocabulary import PART_NAMES
 from polyclinic.data.images.reading import PICTURE_SUFFIXES, UNREAD_SUFFIXES
-from polyclinic.data.tables.files import drop_picture_extension
+from polyclinic.data.tables.files import drop_picture_extension, list_paths_below
 from polyclinic.data.tables.hospital_folders import HOSPITAL_COLUMN, HospitalFolders, find_hospital_folders
 
 IMAGE_COLUMN, MASK_COLUMN, PATIENT_COLUMN, SPLIT_COLUMN = "image", "mask", "patient", "split"
@@ -37,8 +37,8 @@ IMAGE_WORDS |= {"picture", "pictures", "photo", "photos", "raw", "orig", "origin
 _FILE_WORDS = ("file", "files", "path", "name", "filename", "nii", "png")
 _PARTS = {"tr": "train", "va": "val", "ts": "test", **PART_NAMES}
 """Words for the parts of a data set in names of folders, in lower case."""
-_TOKENS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-"""Runs of letters or digits; ``labelsTr`` is two."""
+_TOKENS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^\W\d_A-Za-z]+")
+"""Runs of letters or digits; ``labelsTr`` is two. Letters of other alphabets are words of their own."""
 _CHANNEL = re.compile(r"\d{4}")
 _LISTED = 3
 Key = tuple[tuple[str, ...], ...]
@@ -119,19 +119,24 @@ def find_mask_folders(folder: Path, statement: str | None = None) -> MaskFolders
         for key in {_make_key(image), _make_key(image, drop_channel=True)}:
             by_key[key].append(image)
     matched: dict[str, dict[str, str]] = defaultdict(dict)
-    open_masks = list[str]()
+    open_masks, rivals = list[str](), dict[str, str]()
     several = dict[str, list[str]]()
     for mask in masks:
         fitting = by_key.get(_make_key(mask), [])
+        named = [image for image in fitting if Path(image).name == Path(mask).name]
+        fitting = named if len(named) == 1 else fitting  # names that differ in signs alone
         if len(fitting) > 1:
             several[mask] = fitting
         elif fitting and "" not in matched[fitting[0]]:
             matched[fitting[0]][""] = mask
         else:
             open_masks.append(mask)
-    lost = _match_by_folder(open_masks, images, matched)
+            if fitting:
+                rivals[mask] = f'"{fitting[0]}" has another mask, "{matched[fitting[0]][""]}"'
+    lost = {mask: rivals.get(mask, why) for mask, why in _match_by_folder(open_masks, images, matched).items()}
     matched = {image: of_image for image, of_image in matched.items() if of_image}
-    if not matched and not several:
+    # Folders of classes may be called mask, too; those that are called images and masks, and nothing else, are none.
+    if not matched and not several and any(_make_folder_key(Path(path).parent) for path in (*images, *masks)):
         return None
     raise_faults(_find_match_faults(folder, matched, lost, several))
     masked_images = {image: matched[image] for image in images if image in matched}
@@ -185,7 +190,7 @@ def _list_images_and_masks(folder: Path) -> tuple[list[str], list[str]]:
 
     images, masks, unread = list[str](), list[str](), list[str]()
     series = set[Path]()
-    for path in sorted(folder.rglob("*")):
+    for path in list_paths_below(folder):
         below = path.relative_to(folder)
         if any(part.startswith(".") for part in below.parts):
             continue

@@ -22,7 +22,13 @@ from pydantic import ValidationError
 from polyclinic.common.config import Experiment, PlanningSection, make_hospital_plan
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.models.zoo.spec import FEWEST_LEVELS, PLANNED_KEYS, PLANNED_NETWORK, ModelSpec, is_segmentation
-from polyclinic.common.models.zoo.unet_planning import COARSE_PERCENTILE, UNetPlan, choose_target_spacing, plan_unet
+from polyclinic.common.models.zoo.unet_planning import (
+    COARSE_PERCENTILE,
+    FEWEST_VOXELS,
+    UNetPlan,
+    choose_target_spacing,
+    plan_unet,
+)
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.volume_fingerprint import VolumeFingerprint, compute_percentile
 from polyclinic.data.base.pixel_form import PixelForm
@@ -221,6 +227,12 @@ def plan_network(
     at_spacing = tuple(float(round(mm / side)) for mm, side in zip(lengths, spacing, strict=True))
     classes = {name for member in members.values() for name in member.answer.class_names}
     largest_patch = [min(one, other) for one, other in zip(largest, model.image_size, strict=True)]
+    sides = tuple(round(min(side, most)) for side, most in zip(at_spacing, largest_patch, strict=True))
+    if min(sides) < FEWEST_VOXELS:
+        problem = f"finds volumes of {describe_sides(sides)}. Where an axis has fewer than {FEWEST_VOXELS}, nnU-Net's "
+        problem += "own rules plan no network of volumes, but one of single slices."
+        remedy = "Leave out [planning], and choose the network yourself; or train on slices, with one number as "
+        raise BadInput([Fault("[planning]", problem, f"{remedy}image_size and data.frame.")])
     unet = plan_unet(spacing, at_spacing, largest_patch, whole.volumes, len(classes), planning.memory_gb)
     if len(unet.levels.strides) < FEWEST_LEVELS:
         size = describe_sides(tuple(round(side) for side in at_spacing))

@@ -2,12 +2,13 @@
 
 import csv
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from polyclinic.common.config import read_experiment
 from polyclinic.common.errors import BadInput
@@ -302,6 +303,49 @@ def test_a_mask_without_an_image_is_refused_by_name(tmp_path: Path) -> None:
     layouts.write_nnunet(tmp_path, 3, VALUES)
     (tmp_path / "imagesTr" / "case_001_0000.nii.gz").unlink()
     assert "labelsTr/case_001.nii.gz" in fault_of(tmp_path)
+
+
+def test_links_to_folders_are_followed(tmp_path: Path) -> None:
+    layouts.write_nnunet(tmp_path / "disk", 3, VALUES)
+    (tmp_path / "data").mkdir()
+    for name in ("imagesTr", "labelsTr", "dataset.json"):
+        (tmp_path / "data" / name).symlink_to(tmp_path / "disk" / name)
+    found = find_mask_folders(tmp_path / "data")
+    assert found is not None
+    assert len(found.images) == 3
+    assert len(found.values) == 3
+
+
+@pytest.mark.parametrize("stems", ["あいう", ("März 1", "März 2", "Mörz 1"), ("a b", "A.b", "ab")])
+def test_names_of_any_letters_lead_from_image_to_mask(tmp_path: Path, stems: Sequence[str]) -> None:
+    for stem in stems:
+        layouts.write(tmp_path / "images" / f"{stem}.NII.GZ", layouts.draw(1)[0][0])
+        layouts.write(tmp_path / "masks" / f"{stem}.NII.GZ", layouts.draw(1)[0][0])
+    found = find_mask_folders(tmp_path)
+    assert found is not None
+    assert found.images == {f"images/{stem}.NII.GZ": {"": f"masks/{stem}.NII.GZ"} for stem in sorted(stems)}
+
+
+def test_two_masks_of_one_image_are_refused_with_both_names(tmp_path: Path) -> None:
+    layouts.write_nnunet(tmp_path, 3, VALUES)
+    layouts.write(tmp_path / "segTr" / "case_001.nii.gz", layouts.draw(1)[0][0])
+    fault = fault_of(tmp_path)
+    assert (
+        '"segTr/case_001.nii.gz" ("imagesTr/case_001_0000.nii.gz" has another mask, "labelsTr/case_001.nii.gz"' in fault
+    )
+
+
+def test_folders_of_images_and_masks_of_which_no_names_fit_are_no_classes(tmp_path: Path) -> None:
+    for number in range(3):
+        layouts.write(tmp_path / "images" / f"c{number:02}.nii.gz", layouts.draw(1)[0][0])
+        layouts.write(tmp_path / "masks" / f"c{number}.nii.gz", layouts.draw(1)[0][0])
+    assert "3 masks belong to no image" in fault_of(tmp_path)
+
+
+def test_a_picture_beside_a_volume_of_its_name_is_refused(tmp_path: Path) -> None:
+    layouts.write_nnunet(tmp_path, 3, VALUES)
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "imagesTr" / "case_001.png")
+    assert "imagesTr/case_001.png and imagesTr/case_001_0000.nii.gz" in fault_of(tmp_path)
 
 
 def test_masks_of_a_kind_that_is_not_read_are_refused(tmp_path: Path) -> None:
