@@ -8,7 +8,7 @@ them, and the run's own roll call sends them to the hospitals.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -36,7 +36,9 @@ from polyclinic.data.base.spec import FolderDatasetSpec, describe_sides, format_
 from polyclinic.data.images.volume_notes import survey_volumes
 from polyclinic.data.tables.labels import open_folder_label_table
 from polyclinic.server.federation.evaluation import RunContext
-from polyclinic.strategies.engine.events import RunCallbacks
+from polyclinic.server.runs.progress import SilentRunProgress
+from polyclinic.strategies.engine.events import MissingReplyStatus, RunCallbacks
+from polyclinic.strategies.engine.membership import RunMembership
 from polyclinic.strategies.engine.run_member import RunMember
 from polyclinic.strategies.engine.sequential import make_coordinator
 from polyclinic.strategies.registry import build_experiment_strategy
@@ -103,10 +105,27 @@ class PlannedNetwork:
         return keys
 
 
-def plan_network_of_run(grid: Grid, experiment: Experiment, setting: RunContext) -> Experiment:
+@dataclass(frozen=True)
+class PlanningCallbacks(RunCallbacks):
+    """Show for whom the roll call of the plan waits: for a hospital's approval, for instance."""
+
+    watchers: Sequence[SilentRunProgress]
+
+    def on_waiting_for_sites(self, waiting: MissingReplyStatus) -> None:
+        """Show which sites the plan waits for."""
+        for watcher in self.watchers:
+            watcher.show_waiting_sites(waiting)
+
+
+def plan_network_of_run(
+    grid: Grid, experiment: Experiment, setting: RunContext, watchers: Sequence[SilentRunProgress]
+) -> Experiment:
     """Return the experiment with the planned network; a run that is resumed keeps that of its first round.
 
     The plan is written into the run folder.
+
+    Args:
+        watchers: Displays that show for whom the plan waits.
 
     Raises:
         BadInput: If the experiment leaves nothing to plan, or the hospitals' volumes do not say enough.
@@ -117,9 +136,10 @@ def plan_network_of_run(grid: Grid, experiment: Experiment, setting: RunContext)
         model = {key: begun["model"].get(key) for key in PLANNED_KEYS}
         return _add_planned_keys(experiment, model, begun["training"]["batch_size"])
     raise_faults(find_planning_faults(experiment))
-    members, pixels = _ask_for_fingerprints(grid, experiment, setting)
+    sites = _ask_for_fingerprints(grid, experiment, setting, watchers)
     assert experiment.planning is not None, "checked by the caller"
-    planned = plan_network(members, pixels, experiment.model, experiment.planning)
+    planned = plan_network(sites.members, sites.pixels, experiment.model, experiment.planning)
+    planned = replace(planned, left_out={**sites.left_out_sites, **planned.left_out})
     tables = planned.to_tables()
     write_atomically(setting.folder.path / PLANNING_FILE, json.dumps(tables, indent=1).encode())
     setting.folder.append_event("planned", **tables)
@@ -180,22 +200,22 @@ def _add_planned_keys(experiment: Experiment, model: Mapping[str, Any], batch_si
 
 
 def _ask_for_fingerprints(
-    grid: Grid, experiment: Experiment, setting: RunContext
-) -> tuple[Mapping[str, RunMember], PixelForm | None]:
-    """Call the roll for the plan alone; return the members of the run, and the form of their pixels."""
+    grid: Grid, experiment: Experiment, setting: RunContext, watchers: Sequence[SilentRunProgress]
+) -> RunMembership:
+    """Call the roll for the plan alone; return the hospitals with their answers."""
     plan = make_hospital_plan(experiment).model_copy(update={"planning": experiment.planning})
     coordinator = make_coordinator(
         build_experiment_strategy(experiment),
         plan,
         experiment.participation,
         f"{setting.run}{PLANNING_RUN}",
-        callbacks=RunCallbacks(),
+        callbacks=PlanningCallbacks(watchers),
         registered=setting.registered,
         claims=setting.claims,
         processes=setting.processes,
     )
     coordinator.sites.call_roll(grid, setting.sites)
-    return coordinator.sites.members, coordinator.sites.pixels
+    return coordinator.sites
 
 
 def plan_network(

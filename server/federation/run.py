@@ -72,7 +72,7 @@ def run_federation(
     begun = setting.resumed.experiment["model"] if setting.resumed else {}
     experiment = add_model_file_hashes(experiment, frozen, setting.base, begun)
     if experiment.planning is not None:
-        experiment = plan_network_of_run(grid, experiment, setting)
+        experiment = plan_network_of_run(grid, experiment, setting, watchers)
     recorder = RunRecorder(experiment, setting, watchers)
     coordinator = make_coordinator(
         build_experiment_strategy(experiment),
