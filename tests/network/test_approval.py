@@ -12,8 +12,8 @@ from polyclinic.client.site.plans import PlanStore
 from polyclinic.common.security.audit import AuditLog
 from tests.client.approvals import WEBER, Approver, add_approver, write_approvers
 from tests.network.federated import SLOW, Federation, admitted, events, hash_in, sites_by_round, undisturbed
+from tests.network.organ_files import PATCHES
 from tests.network.real import PARTIAL, Site, eventually, flwr_client, flwr_server, summary_of
-from tests.network.test_segmentation import PATCHES
 
 pytestmark = pytest.mark.slow
 
