@@ -168,7 +168,8 @@ def describe_method_verdicts(comparison: MethodComparison) -> list[str]:
             format_count_with_noun(test.seeds, "seed"),
             format_signed(test.mean_difference),
         )
-        figures = f"mean difference in {comparison.figure} {mean} over {test.pairs} classes"
+        figures = f"mean difference in {comparison.figure} {mean} over "
+        figures += format_count_with_noun(test.pairs, "class", "classes")
         if outcome == "not tested":
             known = "" if test.mean_difference is None else f" The mean difference is {mean}."
             sentence = f"Whether {reference} is better than {other} cannot be tested: {test.reason}.{known}"

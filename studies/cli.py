@@ -198,7 +198,9 @@ def init_experiment_from_table(
     ] = None,
     source_column: Annotated[
         str | None,
-        typer.Option("--source-column", help='Column of hospitals, each of which becomes a site; "" for none.'),
+        typer.Option(
+            "--source-column", help='Column of hospitals, each of which becomes a site; "": none; /1: first folder.'
+        ),
     ] = None,
     reader_column: Annotated[
         str | None,
@@ -263,19 +265,21 @@ def init_experiment_from_table(
     folder = labels.resolve() if labels.is_dir() else None
     if folder is not None:
         from polyclinic.data.tables.class_folders import CLASS_COLUMN, IMAGE_COLUMN, write_table_of_class_folders
+        from polyclinic.data.tables.hospital_folders import HOSPITAL_COLUMN, read_folder_level
         from polyclinic.data.tables.mask_folders import PATIENT_COLUMN, find_mask_folders
 
         labels, images, image_column = out.with_suffix(".csv"), folder, IMAGE_COLUMN
-        masked = find_mask_folders(folder)
+        masked = find_mask_folders(folder, source_column)
         if masked is not None:
             line = masked.write_table(labels)
             mask_column = list(masked.mask_columns)
             mask_class = mask_class or [f"{value}={name}" for value, name in masked.values.items()]
             patient_column = patient_column if patient_column is not None or not masked.patients else PATIENT_COLUMN
         else:
-            line, findings = write_table_of_class_folders(folder, labels), [CLASS_COLUMN]
+            line, findings = write_table_of_class_folders(folder, labels, source_column), [CLASS_COLUMN]
             # The names of folders are names of classes, and no words for present and absent.
             present = [""]
+        source_column = HOSPITAL_COLUMN if read_folder_level(source_column) else source_column
         console.print(line, markup=False, soft_wrap=True, highlight=False)
     from polyclinic.studies.init.command import write_experiment_for_table
     from polyclinic.studies.init.questions import ColumnHints

@@ -315,7 +315,7 @@ def _make_test_tables(comparison: MethodComparison) -> list[FittedTable]:
             cells = (format_signed(test.mean_difference), interval, p, str(test.pairs), claims.judge_test_outcome(test))
             rows.append((other, *cells))
         if rows:
-            headings = ("against", "difference", "95 % interval", "p", "classes", "reference is")
+            headings = ("against", "difference", "95 % interval", "p", "compared classes", "reference is")
             title = f"{comparison.reference} minus each other method: AUROC, {subset} classes"
             tables.append(FittedTable(title, headings, tuple(rows)))
     if tables:

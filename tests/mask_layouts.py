@@ -106,9 +106,9 @@ def write_pictures(root: Path, count: int, values: Mapping[str, int]) -> Path:
     return root
 
 
-def write(path: Path, voxels: np.ndarray) -> None:
+def write(path: Path, voxels: np.ndarray, spacing: tuple[float, float, float] = SPACING) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_nifti(path, voxels, SPACING)
+    write_nifti(path, voxels, spacing)
 
 
 def write_dicom_grid(path: Path, values: np.ndarray) -> None:

@@ -20,6 +20,7 @@ from polyclinic.common.config import HospitalPlan
 from polyclinic.common.counts import TABLE_MENU, parse_count_question
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.evaluation.question import SentModel, parse_evaluation_question
+from polyclinic.common.models.zoo.spec import is_segmentation
 from polyclinic.common.security.plan_decisions import DecisionFault, parse_decision
 from polyclinic.common.system.plain_text import format_count_with_noun, make_printable_line
 from polyclinic.strategies.registry import get_cached_site_method
@@ -28,6 +29,7 @@ TECHNICAL_FIELDS = frozenset(
     {"layout", "version", "holds_frozen", "seconds", "epochs", "arithmetic", "model_sha256", "level"}
 )
 """Fields of sent records that describe the program and the machine, not the data."""
+_VALIDATING = ("TrainReply", "EvaluateReply")
 TEST_SCORES_MEANING = (
     "How the model's scores are spread on the test images: for each class, counts of images by score (1,024 steps), "
     "of those that show it and of those that do not"
@@ -65,7 +67,22 @@ FIELD_DESCRIPTIONS: Mapping[tuple[str, str], str] = {
     },
 }
 """(record class, field) -> description without technical terms; it replaces the data dictionary's text."""
-
+_OVERLAP_METRICS = "Dice and 95 % Hausdorff distance"
+_OVERLAP_COUNTS_MEANING = f"For each class, counts of test patients by {_OVERLAP_METRICS} (1,024 steps)"
+_OUTLINED_MEANING = "In how many test patients each class is outlined"
+SEGMENTATION_FIELD_DESCRIPTIONS: Mapping[tuple[str, str], str] = {
+    **{(record, "validation_auroc"): "The model's mean Dice on the validation images" for record in _VALIDATING},
+    ("EvaluateReply", "positives"): _OUTLINED_MEANING,
+    ("EvaluateReply", "negatives"): _OUTLINED_MEANING,
+    ("EvaluateReply", "metric_names"): f"{_OVERLAP_METRICS} of each class, as means over the test patients",
+    ("EvaluateReply", "metric_values"): f"{_OVERLAP_METRICS} of each class, as means over the test patients",
+    ("EvaluateReply", "masked_classes"): f"{_OVERLAP_COUNTS_MEANING}; only in a sum over several hospitals",
+    **{
+        ("EvaluateReply", name): _OVERLAP_COUNTS_MEANING
+        for name in ("histogram_classes", "positive_scores", "negative_scores")
+    },
+}
+"""(record class, field) -> description for a segmentation model, whose metrics travel in the same fields."""
 MASKED_RECORDS = ("KeysAnswer", "SharesAnswer", "MaskedAnswer", "RevealAnswer")
 
 
@@ -206,11 +223,12 @@ def _describe_protection(plan: HospitalPlan, policy: SitePolicy) -> Iterator[str
 def _describe_leaving(work: RequestedWork, policy: SitePolicy) -> Iterator[tuple[str, list[str]]]:
     """Yield a heading for each moment at which a record leaves, with one line for each kind of figure in it."""
     fields = list_leaving_fields(work, policy)
+    words = {**FIELD_DESCRIPTIONS, **(SEGMENTATION_FIELD_DESCRIPTIONS if is_segmentation(work.plan.model.task) else {})}
     technical = dict[str, None]()
     for record, heading in _HEADINGS.items():
         lines = []
         for field in fields.get(record, ()):
-            meaning = FIELD_DESCRIPTIONS.get((record, field)) or _format_meaning(FIELD_MEANINGS[record][field])
+            meaning = words.get((record, field)) or _format_meaning(FIELD_MEANINGS[record][field])
             if field in TECHNICAL_FIELDS:
                 technical[meaning] = None
             elif field == "statistics":
@@ -268,13 +286,14 @@ def list_leaving_fields(work: RequestedWork, policy: SitePolicy) -> dict[str, tu
     leave_out(not private, "TrainReply", "epsilon")
     leave_out(not training_figures_leave, "EvaluateReply", "validation_loss", "validation_auroc")
     leave_out(not round_tests_leave, "EvaluateReply", "test_images", "test_correct")
-    metrics = ("auroc", "average_precision", "balanced_accuracy")
-    leave_out(not test_metrics_leave, "EvaluateReply", "class_names", *metrics, "positives", "negatives")
+    metrics, outlines = ("auroc", "average_precision", "balanced_accuracy"), is_segmentation(plan.model.task)
+    leave_out(not test_metrics_leave, "EvaluateReply", "class_names", "positives", "negatives")
+    leave_out(not test_metrics_leave or outlines, "EvaluateReply", *metrics)
     leave_out(not (test_metrics_leave and plan.test_metrics), "EvaluateReply", "metric_names", "metric_values")
     scores = ("histogram_classes", "positive_scores", "negative_scores")
     leave_out(not (histograms_leave and test_metrics_leave), "EvaluateReply", *scores)
     choices = ("validation_classes", "validation_positive_scores", "validation_negative_scores")
-    leave_out(not (histograms_leave and training_figures_leave) or masked, "EvaluateReply", *choices)
+    leave_out(not (histograms_leave and training_figures_leave) or masked or outlines, "EvaluateReply", *choices)
     leave_out(not (histograms_leave and masked), "EvaluateReply", "masked_classes")
     records = dict(_HEADINGS)
     if not (plan.evaluation.compare_local and test_metrics_leave):

@@ -1,6 +1,7 @@
 """Write the masks that a segmentation model predicts, one for each picture, on the pixel grid of the picture's file."""
 
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from polyclinic.common.vocabulary import Vocabulary, group_words_by_class
 from polyclinic.data.images.masks import Grid, PictureGrid, read_grid, restore_mask_to_grid
 from polyclinic.data.images.pixels import ImageTensors, convert_to_channels_first
 from polyclinic.data.images.reading import DecodedImageFormat
+from polyclinic.data.tables.files import drop_picture_extension
 
 LEGEND_FILE = "classes.json"
 PRESENT_VALUE = 255
@@ -104,7 +106,8 @@ def predict_masks(
 
     Exclusive classes are written as one label map per picture, NAME.png, with 0 for background and the values of
     ``classes.json``. Classes that may overlap are written as a file per class, NAME.CLASS.png, with 255 inside the
-    class. Masks of volumes are NIfTI files, NAME.nii.gz, on the grid of the volume's file.
+    class. Masks of volumes are NIfTI files, NAME.nii.gz, on the grid of the volume's file. For NAME see
+    :func:`name_mask_files`.
 
     Args:
         network: The model.
@@ -137,6 +140,7 @@ def predict_masks(
     columns = [network.class_names.index(name) for name in class_names]
     make_private_folder(out)
     values = number_classes(class_names, options.values)
+    places = {name: out / file for name, file in name_mask_files(pictures.names).items()}
     write_atomically(out / LEGEND_FILE, f"{format_as_json_text(values, indent=1)}\n".encode(), private=True)
     for rows, logits in iterate_logits(move_network_to_device(network, device), pixels):
         areas = decide_class_areas(logits, network.spec.task)[:, columns].cpu().numpy()
@@ -144,12 +148,29 @@ def predict_masks(
             name = pictures.names[row]
             if name in grids:
                 writing = MaskWriting(network.spec.task, values, form)
-                on_grid = _write_masks(out / name, picture_areas, grids[name], writing)
+                on_grid = _write_masks(places[name], picture_areas, grids[name], writing)
                 if options.segmentations is not None:
-                    options.segmentations.write(out / name, name, locate_picture(data, name), on_grid, grids[name])
+                    options.segmentations.write(places[name], name, locate_picture(data, name), on_grid, grids[name])
     if options.segmentations is not None:
         pictures = replace(pictures, without_segmentation=options.segmentations.refusals)
     return pictures
+
+
+def name_mask_files(names: Sequence[str]) -> dict[str, str]:
+    """Return picture -> the name of its masks without an extension: its own, ``a/b`` of ``a/b.nii.gz``.
+
+    Where pictures differ in the extension alone, ``b.png`` and ``b.dcm``, each keeps it.
+    """
+    short = {name: drop_picture_extension(name) for name in names}
+    counts = Counter([*short.values(), *names])
+    return {name: stem if stem and counts[stem] == 1 else name for name, stem in short.items()}
+
+
+def name_class_files(values: Mapping[str, int]) -> dict[str, str]:
+    """Return class -> its part of a file name; of classes that differ in other signs alone, with their values."""
+    safe = {name: "".join(sign if sign.isalnum() or sign in " -_." else "_" for sign in name) for name in values}
+    counts = Counter(safe.values())
+    return {name: part if counts[part] == 1 else f"{part}_{values[name]}" for name, part in safe.items()}
 
 
 @dataclass(frozen=True)
@@ -185,9 +206,8 @@ def _write_masks(place: Path, areas: NDArray[np.bool_], grid: Grid, writing: Mas
             label_map[area] = value
         _write_mask(place, label_map, grid)
         return on_grid
-    for name, area in zip(writing.values, on_grid, strict=True):
-        safe = "".join(sign if sign.isalnum() or sign in " -_." else "_" for sign in name)
-        _write_mask(place.with_name(f"{place.name}.{safe}"), area.astype(np.uint8) * PRESENT_VALUE, grid)
+    for part, area in zip(name_class_files(writing.values).values(), on_grid, strict=True):
+        _write_mask(place.with_name(f"{place.name}.{part}"), area.astype(np.uint8) * PRESENT_VALUE, grid)
     return on_grid
 
 

@@ -28,7 +28,7 @@ class TomlSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-SectionModel = TypeVar("M", bound=BaseModel)
+SectionModel = TypeVar("SectionModel", bound=BaseModel)
 
 SHA256_PATTERN = "^[0-9a-f]{64}$"
 _MAX_VALUE_CHARACTERS = 120

@@ -55,7 +55,7 @@ from polyclinic.common.wire.versions import RECORD_FIELD, VERSION_FIELD, WIRE_VE
 MAX_DIMENSIONS = 64
 """Maximum number of dimensions of an array, as in numpy."""
 
-AnyRecord = TypeVar("R", bound=Record)
+AnyRecord = TypeVar("AnyRecord", bound=Record)
 
 RAW_FORMAT = "raw-little-endian"
 _TRUNK = "trunk"

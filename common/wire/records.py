@@ -430,7 +430,7 @@ class TrainReply:
             noise, neither this nor any other loss or test result is sent (`metrics_outside_privacy`).
         validation_loss: The loss of the received model on this site's validation images, exact (`training_figures`).
         validation_auroc: The AUROC of the received model on this site's validation images, mean over this site's
-            classes, exact (`training_figures`).
+            classes, exact (`training_figures`); of a segmentation, its mean Dice.
         seconds: The duration of the round; 0 in a run with privacy and under secure aggregation.
         update: The change of the network's numbers by training: `trunk`, `norm` (with means and variances of features)
             and `head` (a row for each class), as far as the method averages them and `parts` allows it.
@@ -474,13 +474,15 @@ class EvaluateReply:
     Attributes:
         validation_loss: The loss of the received model on this site's validation images, exact (`training_figures`).
         validation_auroc: The AUROC of the received model on this site's validation images, mean over this site's
-            classes, exact (`training_figures`).
+            classes, exact (`training_figures`); of a segmentation, its mean Dice.
         class_names: The classes that were tested; empty unless this is the run's final test (`test_metrics`).
         auroc: The exact AUROC of each class on the test images.
         average_precision: The exact average precision of each class on the test images.
         balanced_accuracy: The exact balanced accuracy of each class on the test images.
-        positives: The number of test images that show each class; -1, and no metrics, if `smallest_count` hides it.
-        negatives: The number of test images that do not show each class; -1 if `smallest_count` hides it.
+        positives: The number of test images that show each class; of a segmentation, of test patients in whom it is
+            outlined; -1, and no metrics, if `smallest_count` hides it.
+        negatives: The number of test images that do not show each class; of a segmentation, `positives` again; -1 if
+            `smallest_count` hides it.
         model_sha256: A hash of the network that was tested; empty unless this is the final test of a run whose models
             have parts that stay at the sites.
         test_images: The number of test images, if the experiment tests in each round (`test_metrics`).
@@ -488,13 +490,15 @@ class EvaluateReply:
         histogram_classes: The classes with score histograms, if the experiment asks for them and `score_histograms`
             allows it; without classes that `smallest_count` hides.
         positive_scores: A histogram, for each of `histogram_classes`, of the scores of test images that show it, in
-            1,024 bins.
-        negative_scores: A histogram, for each of `histogram_classes`, of the scores of test images that do not show it.
+            1,024 bins; of a segmentation, of test patients by Dice.
+        negative_scores: A histogram, for each of `histogram_classes`, of the scores of test images that do not show it;
+            of a segmentation, of test patients by 95 % Hausdorff distance.
         validation_classes: Like `histogram_classes`, to choose thresholds; `training_figures` must allow it, too.
         validation_positive_scores: Like `positive_scores`, but of the validation images.
         validation_negative_scores: Like `negative_scores`, but of the validation images.
-        metric_names: Names of plug-in metrics, if the experiment asks for them and `metrics` allows them.
-        metric_values: The value of each plug-in metric for each class, on the test images; none for a class that
+        metric_names: Names of plug-in metrics, if the experiment asks for them and `metrics` allows them; of a
+            segmentation, `dice` and `hd95`.
+        metric_values: The value of each of these metrics for each class, on the test images; none for a class that
             `smallest_count` hides.
         masked_classes: Under secure aggregation, the classes whose score histograms of test images leave the site only
             in a sum over sites, by the same rules as `histogram_classes`.

@@ -193,7 +193,8 @@ def read_nifti_header(content: IO[bytes]) -> NiftiHeader:
     if voxel_type.kind not in "iuf":
         raise ValueError("its voxels are no single numbers (colour or complex values)")
     if len(shape) < 2 or min(shape) < 1 or any(side > 1 for side in shape[3:]):
-        raise ValueError(f"its shape is {' × '.join(map(str, shape[:7]))}; only three axes are read")
+        problem = "an axis has no voxel" if min(shape) < 1 else "only three axes are read"
+        raise ValueError(f"its shape is {' × '.join(map(str, shape[:7]))}; {problem}")
     if start < len(head):
         raise ValueError(damaged)
     if sorted(orientation[:, 0]) != [0, 1, 2] or not (voxel_sizes > 0).all():

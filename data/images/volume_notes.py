@@ -36,9 +36,14 @@ def survey_volumes(files: Sequence[Path]) -> list[VolumeHeader]:
 
 def describe_grids(volumes: Sequence[VolumeHeader]) -> str:
     """Return a phrase with the smallest and the largest shape and spacing of volumes along each axis."""
-    shape = " × ".join(_describe_range([volume.shape[axis] for volume in volumes]) for axis in range(3))
-    spacing = " × ".join(_describe_range([volume.spacing[axis] for volume in volumes]) for axis in range(3))
+    shape = describe_sides_of_volumes([volume.shape for volume in volumes])
+    spacing = describe_sides_of_volumes([volume.spacing for volume in volumes])
     return f"{shape} voxels of {spacing} mm (depth × height × width)"
+
+
+def describe_sides_of_volumes(sides: Sequence[Sequence[float]]) -> str:
+    """Return the smallest and largest side of volumes along each axis, ``16 to 32 × 64 × 64``."""
+    return " × ".join(_describe_range([of_volume[axis] for of_volume in sides]) for axis in range(3))
 
 
 def describe_decoded_volumes(count: int, size: VolumeSize) -> str:

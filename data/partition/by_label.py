@@ -6,11 +6,13 @@ distribute patients instead of images, and the class of a patient is that of the
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from polyclinic.common.errors import raise_faults
+from polyclinic.common.system.plain_text import list_first_and_count_rest
 from polyclinic.data.base.image_set import DatasetSplits
 from polyclinic.data.base.splits import PatientIndex
 from polyclinic.data.partition.checks import find_empty_site_faults, find_multi_class_image_faults
@@ -23,6 +25,7 @@ from polyclinic.data.partition.division import (
 )
 from polyclinic.data.partition.spec import DirichletPartitionSpec, LabelPartitionSpec
 
+_MOST_NAMED = 5
 Shares = NDArray[np.float64]
 ComputeShareEnds = Callable[[Shares, int], NDArray[np.intp]]
 RandomGenerator = np.random.RandomState | np.random.Generator
@@ -153,4 +156,11 @@ def partition_by_label(splits: DatasetSplits, spec: LabelPartitionSpec, seed: in
     names = tuple(sorted(splits.class_names))
     rows = zip(sites, train_rows, validation_rows, test_rows, strict=True)
     parts = tuple(SitePartition(site, names, *site_rows) for site, *site_rows in rows)
-    return PartitionedDataset(DatasetSplits(train, validation, splits.test), parts, empty_sites=empty_sites)
+    if empty_sites:
+        empty = list_first_and_count_rest(empty_sites, _MOST_NAMED)
+        sentence = f"Without training images, and not in the run: {empty}. The drawn proportions gave them none."
+        train, validation, test = (
+            replace(images, omissions=(*images.omissions, sentence)) for images in (train, validation, splits.test)
+        )
+        return PartitionedDataset(DatasetSplits(train, validation, test), parts, empty_sites=empty_sites)
+    return PartitionedDataset(DatasetSplits(train, validation, splits.test), parts)

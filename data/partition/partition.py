@@ -140,10 +140,10 @@ def partition_by_class(splits: DatasetSplits, spec: ClassPartitionSpec, seed: in
     )
     where, remedy = "partition.missing", "Take more sites, fewer missing classes, or another lists_seed."
     if isinstance(spec, ClassListsPartitionSpec):
-        where, remedy = (
-            "partition.lists",
-            "A site with training images has to list it; or take it out of [data], in Python out of the labels.",
-        )
+        where = "partition.lists"
+        remedy = "A site with training images has to list it; or take it out of [data], in Python out of the labels."
+        if spec.images == "source":
+            remedy = f"{remedy} {describe_sources_without_training(splits)}".rstrip()
     raise_faults(find_unannotated_class_faults(splits.class_names, lists, where, remedy))
     return tuple(
         SitePartition(site, tuple(sorted(lists[site])), train, validation)
@@ -202,10 +202,37 @@ def partition_dataset(splits: DatasetSplits, spec: PartitionSpec, seed: int) -> 
                 splits = mask_unlisted_test_labels(splits, spec.lists)
             if sentence := describe_patients_of_several_sites(splits, parts):
                 splits = DatasetSplits(*(replace(images, notes=(*images.notes, sentence)) for images in splits.parts))
-            if sentence := describe_undealt_images(splits, parts):
+            empty_sites = find_sources_without_training(splits) if spec.images == "source" else ()
+            undealt = describe_undealt_images(splits, parts)
+            if sentence := describe_sources_without_training(splits) if empty_sites else undealt:
                 sets = (replace(images, omissions=(*images.omissions, sentence)) for images in splits.parts)
                 splits = DatasetSplits(*sets)
-            return PartitionedDataset(splits, parts)
+            return PartitionedDataset(splits, parts, empty_sites=empty_sites)
+
+
+def find_sources_without_training(splits: DatasetSplits) -> tuple[str, ...]:
+    """Return the hospitals with images of which none is for training, sorted by name."""
+    trained, *others = (set(images.sources.tolist()) for images in splits.parts)
+    return tuple(sorted(set().union(*others) - trained))
+
+
+def describe_sources_without_training(splits: DatasetSplits) -> str:
+    """Return a sentence on such hospitals: where their patients are, and what lets them train; empty without any."""
+    described = list[str]()
+    for site in find_sources_without_training(splits):
+        parts = [
+            f"{format_count_with_noun(len(np.unique(images.patients[rows])), 'patient')} for {purpose}"
+            for images, purpose in ((splits.validation, "validation"), (splits.test, "the test"))
+            if (rows := images.sources == site).any()
+        ]
+        described.append(f"{site} ({', '.join(parts)})")
+    if not described:
+        return ""
+    return (
+        "Without training images, and not in the training: "
+        f"{list_first_and_count_rest(described, _MAX_CLASSES_LISTED)}. The split took all of their patients for other parts. To let them train, take another data.split_seed, or name a "
+        "data.split_column that says who trains."
+    )
 
 
 def describe_patients_of_several_sites(splits: DatasetSplits, parts: Sequence[SitePartition]) -> str:

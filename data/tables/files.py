@@ -17,7 +17,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from polyclinic.common.errors import Fault
+from polyclinic.common.errors import Fault, raise_faults
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.names import normalize_name
 from polyclinic.data.images.file_kinds import PICTURE_SUFFIXES, UNSUPPORTED_SUFFIXES
@@ -242,6 +242,21 @@ class PictureFileFinder:
         problem = f"{format_count_with_noun(len(self.failures), 'folder')} cannot be listed: {which}."
         remedy = "Give the account that runs this program the right to read and enter them, and mount their disks."
         return [*faults, Fault(where, problem, remedy)]
+
+
+def list_paths_below(folder: Path) -> list[Path]:
+    """Return all folders and files below a folder, sorted; links to folders are followed, each folder once.
+
+    Raises:
+        BadInput: If a folder cannot be listed.
+    """
+    finder = PictureFileFinder()
+    files = [Path(os.path.normpath(folder / below / name)) for below, name in finder.list_files_recursively(folder)]
+    raise_faults(finder.find_unlistable_folder_faults(str(folder)))
+    folders = {
+        parent for file in files for parent in file.parents if parent.is_relative_to(folder) and parent != folder
+    }
+    return sorted({*files, *folders})
 
 
 def fold_name_case(name: str) -> str:

@@ -21,6 +21,8 @@ from polyclinic.common.system.files import find_existing_output_faults, write_at
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.vocabulary import PART_WORDS
 from polyclinic.data.images.file_kinds import PICTURE_SUFFIXES, UNSUPPORTED_SUFFIXES
+from polyclinic.data.tables.files import drop_picture_extension, list_paths_below
+from polyclinic.data.tables.hospital_folders import HOSPITAL_COLUMN, HospitalFolders, find_hospital_folders
 
 IMAGE_COLUMN = "image"
 MASK_COLUMN = "mask"
@@ -39,8 +41,8 @@ IMAGE_WORDS |= {"picture", "pictures", "photo", "photos", "raw", "orig", "origin
 _FILE_WORDS = ("file", "files", "path", "name", "filename", "nii", "png")
 _PART_WORDS = {"tr": "train", "va": "val", "ts": "test", **PART_WORDS}
 """Lower-case word in the name of a folder -> part of the data set."""
-_TOKEN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
-"""A word or number in a path; ``labelsTr`` consists of two words."""
+_TOKEN = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^\W\d_A-Za-z]+")
+"""A word or number in a path; ``labelsTr`` consists of two words. Letters of other alphabets are words of their own."""
 _CHANNEL_NUMBER = re.compile(r"\d{4}")
 _MAX_LISTED = 3
 PathKey = tuple[tuple[str, ...], ...]
@@ -58,6 +60,7 @@ class MaskFolders:
         parts: Image -> ``train``, ``val`` or ``test``; empty if the folders do not give the part of every image.
         values: Value in label maps -> class, from :data:`DESCRIPTION_FILE`; empty if there is no such file.
         unmasked: Images without a mask, which are left out.
+        sources: The hospitals of the images, if folders name them.
     """
 
     images: Mapping[str, Mapping[str, str]]
@@ -65,6 +68,7 @@ class MaskFolders:
     parts: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[int, str] = field(default_factory=dict)
     unmasked: Sequence[str] = ()
+    sources: HospitalFolders | None = None
 
     @property
     def mask_columns(self) -> tuple[str, ...]:
@@ -81,7 +85,8 @@ class MaskFolders:
         columns = self.mask_columns
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        other_columns = [(PATIENT_COLUMN, self.patients), (SPLIT_COLUMN, self.parts)]
+        hospitals = self.sources.hospitals if self.sources is not None else {}
+        other_columns = [(PATIENT_COLUMN, self.patients), (HOSPITAL_COLUMN, hospitals), (SPLIT_COLUMN, self.parts)]
         other_columns = [(heading, cells) for heading, cells in other_columns if cells]
         writer.writerow((IMAGE_COLUMN, *columns, *(heading for heading, _ in other_columns)))
         for image, masks in self.images.items():
@@ -94,18 +99,23 @@ class MaskFolders:
             write_atomically(table, content)
         kinds = "a mask each" if columns == (MASK_COLUMN,) else f"masks of {list_first_and_count_rest(columns, 5)}"
         line = f"{table}: a table of {format_count_with_noun(len(self.images), 'image')} with {kinds}."
+        if self.sources is not None:
+            line += f" {self.sources.describe()}"
         if self.unmasked:
             without = format_count_with_noun(len(self.unmasked), "image without a mask is", "images without a mask are")
             line += f" {without} left out: {list_first_and_count_rest(self.unmasked, _MAX_LISTED)}."
         return line
 
 
-def find_mask_folders(folder: Path) -> MaskFolders | None:
+def find_mask_folders(folder: Path, statement: str | None = None) -> MaskFolders | None:
     """Return the images of a folder with their masks; None if there are no masks, or no mask belongs to an image.
 
+    Args:
+        statement: The user's word on hospitals: see :func:`find_hospital_folders`.
+
     Raises:
-        BadInput: If a mask belongs to no image or to several, or :data:`DESCRIPTION_FILE` does not give each class one
-            value.
+        BadInput: If a mask belongs to no image or to several, :data:`DESCRIPTION_FILE` does not give each class one
+            value, or the user names folders that not all images have.
     """
     images, masks = _list_images_and_masks(folder)
     if not masks:
@@ -115,29 +125,65 @@ def find_mask_folders(folder: Path) -> MaskFolders | None:
         for key in {_make_key(image), _make_key(image, drop_channel=True)}:
             by_key[key].append(image)
     matched: dict[str, dict[str, str]] = defaultdict(dict)
-    open_masks = list[str]()
+    open_masks, rivals = list[str](), dict[str, str]()
     several = dict[str, list[str]]()
     for mask in masks:
         fitting = by_key.get(_make_key(mask), [])
+        named = [image for image in fitting if Path(image).name == Path(mask).name]
+        fitting = named if len(named) == 1 else fitting  # names that differ in signs alone
         if len(fitting) > 1:
             several[mask] = fitting
         elif fitting and "" not in matched[fitting[0]]:
             matched[fitting[0]][""] = mask
         else:
             open_masks.append(mask)
-    lost = _match_by_folder(open_masks, images, matched)
+            if fitting:
+                rivals[mask] = f'"{fitting[0]}" has another mask, "{matched[fitting[0]][""]}"'
+    lost = {mask: rivals.get(mask, why) for mask, why in _match_by_folder(open_masks, images, matched).items()}
     matched = {image: masks_of_image for image, masks_of_image in matched.items() if masks_of_image}
-    if not matched and not several:
+    # Folders of classes may be called mask, too; those that are called images and masks, and nothing else, are none.
+    if not matched and not several and any(_make_folder_key(Path(path).parent) for path in (*images, *masks)):
         return None
     raise_faults(_find_match_faults(folder, matched, lost, several))
     masked_images = {image: matched[image] for image in images if image in matched}
+    sources = find_hospital_folders(list(masked_images), statement, MASK_WORDS | IMAGE_WORDS)
     return MaskFolders(
         images=masked_images,
-        patients=_name_patients(masked_images),
+        patients=_name_patients(masked_images, sources),
         parts=_name_parts(masked_images),
-        values=read_described_values(folder / DESCRIPTION_FILE),
+        values=_read_all_described_values(folder, sources),
         unmasked=[image for image in images if image not in masked_images],
+        sources=sources,
     )
+
+
+def _read_all_described_values(folder: Path, sources: HospitalFolders | None) -> dict[int, str]:
+    """Return value -> class by the description of the folder, or by those in the hospitals' folders.
+
+    Raises:
+        BadInput: If two descriptions contradict one another.
+    """
+    values = read_described_values(folder / DESCRIPTION_FILE)
+    if values or sources is None or sources.level != 1:
+        return values
+    origins = dict[tuple[int, str], str]()
+    for hospital in sorted(set(sources.hospitals.values())):
+        for value, name in read_described_values(folder / hospital / DESCRIPTION_FILE).items():
+            origins.setdefault((value, name), hospital)
+    pairs = sorted(origins)
+    clashes = [
+        f"{one} = {name} at {origins[one, name]} and {other} = {rival} at {origins[other, rival]}"
+        for place, (one, name) in enumerate(pairs)
+        for other, rival in pairs[place + 1 :]
+        if (one == other) != (name == rival)
+    ]
+    if clashes:
+        problem = (
+            f"the descriptions of hospitals contradict one another: {list_first_and_count_rest(clashes, _MAX_LISTED)}."
+        )
+        remedy = f"A value has one meaning in all masks: save them anew, and {DESCRIPTION_FILE} with them."
+        raise BadInput([Fault(str(folder), problem, remedy)])
+    return dict(pairs)
 
 
 def _list_images_and_masks(folder: Path) -> tuple[list[str], list[str]]:
@@ -150,7 +196,7 @@ def _list_images_and_masks(folder: Path) -> tuple[list[str], list[str]]:
 
     images, masks, unread = list[str](), list[str](), list[str]()
     series = set[Path]()
-    for path in sorted(folder.rglob("*")):
+    for path in list_paths_below(folder):
         relative = path.relative_to(folder)
         if any(part.startswith(".") for part in relative.parts):
             continue
@@ -173,16 +219,9 @@ def _list_images_and_masks(folder: Path) -> tuple[list[str], list[str]]:
     return images, masks
 
 
-def _drop_ending(path: str) -> str:
-    lowered = path.lower()
-    endings = sorted(PICTURE_SUFFIXES, key=len, reverse=True)  # .nii.gz before .gz
-    ending = next((ending for ending in endings if lowered.endswith(ending)), "")
-    return path[: len(path) - len(ending)]
-
-
 def _split_into_tokens(path: str) -> list[list[str]]:
     """Return the words and numbers of each folder and of the file name of a path, in lower case, without extension."""
-    return [[token.lower() for token in _TOKEN.findall(part)] for part in _drop_ending(path).split("/")]
+    return [[token.lower() for token in _TOKEN.findall(part)] for part in drop_picture_extension(path).split("/")]
 
 
 def _make_key(path: str, *, drop_channel: bool = False) -> PathKey:
@@ -217,7 +256,7 @@ def _match_by_folder(masks: Sequence[str], images: Sequence[str], matched: dict[
     lost = dict[str, str]()
     for mask in masks:
         fitting = by_folder.get(_make_folder_key(Path(mask).parent), [])
-        name = remove_mask_words(_drop_ending(Path(mask).name))
+        name = remove_mask_words(drop_picture_extension(Path(mask).name))
         if len(fitting) != 1:
             lost[mask] = f"{format_count_with_noun(len(fitting), 'image')} may be its own" if fitting else "no image"
         elif not name or name in matched[fitting[0]]:
@@ -259,14 +298,18 @@ def _find_match_faults(
     return faults
 
 
-def _name_patients(images: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """Return image -> name of its folder as the patient; empty if two images are in one folder."""
+def _name_patients(images: Mapping[str, Mapping[str, str]], sources: HospitalFolders | None) -> dict[str, str]:
+    """Return image -> name of its folder as the patient; empty if two images are in one folder.
+
+    Behind that of a hospital, because hospitals number their patients alike.
+    """
     folders = {image: _make_folder_key(Path(image).parent) for image in images}
     if len(set(folders.values())) < len(images) or () in folders.values():
         return {}
     names = dict[str, str]()
     for image in images:
-        names[image] = [part for part in Path(image).parent.parts if _make_folder_key(Path(part))][-1]
+        name = [part for part in Path(image).parent.parts if _make_folder_key(Path(part))][-1]
+        names[image] = name if sources is None else f"{sources.hospitals[image]} {name}"
     return names if len(set(names.values())) == len(names) else {}
 
 

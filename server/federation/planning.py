@@ -8,9 +8,10 @@ to the hospitals.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,23 @@ from pydantic import ValidationError
 from polyclinic.common.config import Experiment, PlanningSection, make_hospital_plan
 from polyclinic.common.errors import BadInput, Fault, quote_names, raise_faults
 from polyclinic.common.models.zoo.spec import MIN_UNET_LEVELS, PLANNED_KEYS, PLANNED_NETWORK, ModelSpec, is_segmentation
-from polyclinic.common.models.zoo.unet_planning import COARSE_PERCENTILE, UNetPlan, choose_target_spacing, plan_unet
+from polyclinic.common.models.zoo.unet_planning import (
+    COARSE_PERCENTILE,
+    FEWEST_VOXELS,
+    UNetPlan,
+    choose_target_spacing,
+    plan_unet,
+)
 from polyclinic.common.system.files import write_atomically
 from polyclinic.common.volume_fingerprint import VolumeFingerprint, compute_percentile
 from polyclinic.data.base.pixel_form import PixelForm
-from polyclinic.data.base.spec import describe_sides, format_image_size
+from polyclinic.data.base.spec import FolderDatasetSpec, describe_sides, format_image_size
+from polyclinic.data.images.volume_notes import survey_volumes
+from polyclinic.data.tables.labels import open_folder_label_table
 from polyclinic.server.federation.evaluation import RunContext
-from polyclinic.strategies.engine.events import RunCallbacks
+from polyclinic.server.runs.progress import SilentRunProgress
+from polyclinic.strategies.engine.events import MissingReplyStatus, RunCallbacks
+from polyclinic.strategies.engine.membership import RunMembership
 from polyclinic.strategies.engine.run_member import RunMember
 from polyclinic.strategies.engine.sequential import make_coordinator
 from polyclinic.strategies.registry import build_experiment_strategy
@@ -37,6 +48,8 @@ PLANNING_RUN_SUFFIX = "-planning"
 """Suffix of the run name in the first roll call; it needs another name, because hospitals accept one plan per run."""
 MAX_VOLUMES_PER_IMAGE = 2
 """Greatest number of volumes in a hospital's sums per stated training image; its policy rounds that number down."""
+MAX_READ_HEADERS = 50
+"""Number of volumes, spread over a table, whose headers are read to propose a missing spacing."""
 MIN_GREY_DEVIATION = 1.0
 """Smallest standard deviation of grey values (0 to 255) for normalisation, so that nothing is divided by zero."""
 
@@ -93,10 +106,27 @@ class PlannedNetwork:
         return keys
 
 
-def plan_network_of_run(grid: Grid, experiment: Experiment, run_context: RunContext) -> Experiment:
+@dataclass(frozen=True)
+class PlanningCallbacks(RunCallbacks):
+    """Show for whom the roll call of the plan waits: for a hospital's approval, for instance."""
+
+    watchers: Sequence[SilentRunProgress]
+
+    def on_waiting_for_sites(self, waiting: MissingReplyStatus) -> None:
+        """Show which sites the plan waits for."""
+        for watcher in self.watchers:
+            watcher.show_waiting_sites(waiting)
+
+
+def plan_network_of_run(
+    grid: Grid, experiment: Experiment, run_context: RunContext, watchers: Sequence[SilentRunProgress]
+) -> Experiment:
     """Return the experiment with the planned network; a resumed run keeps the network of its first round.
 
     The plan is written to the run folder.
+
+    Args:
+        watchers: Displays that show for whom the plan waits.
 
     Raises:
         BadInput: If the experiment leaves nothing to plan, or the hospitals' volumes are not sufficient for a plan.
@@ -107,9 +137,10 @@ def plan_network_of_run(grid: Grid, experiment: Experiment, run_context: RunCont
         model = {key: experiment_before["model"].get(key) for key in PLANNED_KEYS}
         return _add_planned_keys(experiment, model, experiment_before["training"]["batch_size"])
     raise_faults(find_planning_faults(experiment))
-    members, pixels = _ask_for_fingerprints(grid, experiment, run_context)
+    sites = _ask_for_fingerprints(grid, experiment, run_context, watchers)
     assert experiment.planning is not None, "checked by the caller"
-    planned = plan_network(members, pixels, experiment.model, experiment.planning)
+    planned = plan_network(sites.members, sites.pixels, experiment.model, experiment.planning)
+    planned = replace(planned, left_out={**sites.left_out_sites, **planned.left_out})
     tables = planned.to_tables()
     write_atomically(run_context.folder.path / PLANNING_FILE, json.dumps(tables, indent=1).encode())
     run_context.folder.append_event("planned", **tables)
@@ -139,6 +170,32 @@ def find_planning_faults(experiment: Experiment) -> list[Fault]:
     return faults
 
 
+def find_unspaced_volume_faults(experiment: Experiment, base: Path) -> list[Fault]:
+    """Return a fault if the network of volumes in files is to be planned that are resized, each to voxels of its own.
+
+    A simulation knows it before it reads a voxel; the spacing to write is that of some headers.
+
+    Args:
+        base: Folder to which paths of the experiment are relative.
+    """
+    data = experiment.data
+    if experiment.planning is None or not isinstance(data, FolderDatasetSpec) or data.spacing is not None:
+        return []
+    try:
+        files = open_folder_label_table(data, base).files
+    except BadInput:
+        return []  # which is refused with more words
+    rows = np.unique(np.linspace(0, len(files) - 1, min(len(files), MAX_READ_HEADERS)).round().astype(int)).tolist()
+    volumes = survey_volumes([files[row] for row in rows])
+    if not volumes:
+        return []
+    spacing, shape = (np.array([getattr(volume, name) for volume in volumes]) for name in ("spacing", "shape"))
+    median, finer = (np.percentile(spacing, each, axis=0).tolist() for each in (50, COARSE_PERCENTILE))
+    lengths = np.median(spacing * shape, axis=0).tolist()
+    target = choose_target_spacing(median, finer, [mm / side for mm, side in zip(lengths, median, strict=True)])
+    return [_make_unspaced_fault(target, lengths)]
+
+
 def _add_planned_keys(experiment: Experiment, model: Mapping[str, Any], batch_size: int) -> Experiment:
     tables = experiment.model.model_dump(mode="json") | {key: value for key, value in model.items() if value}
     training = experiment.training.model_copy(update={"batch_size": batch_size})
@@ -146,22 +203,22 @@ def _add_planned_keys(experiment: Experiment, model: Mapping[str, Any], batch_si
 
 
 def _ask_for_fingerprints(
-    grid: Grid, experiment: Experiment, run_context: RunContext
-) -> tuple[Mapping[str, RunMember], PixelForm | None]:
-    """Make the first roll call, which asks for sums over volumes; return the sites and the format of their pixels."""
+    grid: Grid, experiment: Experiment, run_context: RunContext, watchers: Sequence[SilentRunProgress]
+) -> RunMembership:
+    """Make the first roll call, which asks for sums over volumes; return the hospitals with their answers."""
     plan = make_hospital_plan(experiment).model_copy(update={"planning": experiment.planning})
     coordinator = make_coordinator(
         build_experiment_strategy(experiment),
         plan,
         experiment.participation,
         f"{run_context.run}{PLANNING_RUN_SUFFIX}",
-        callbacks=RunCallbacks(),
+        callbacks=PlanningCallbacks(watchers),
         registered=run_context.registered,
         claims=run_context.claims,
         processes=run_context.processes,
     )
     coordinator.sites.call_roll(grid, run_context.sites)
-    return coordinator.sites.members, coordinator.sites.pixels
+    return coordinator.sites
 
 
 def plan_network(
@@ -204,6 +261,12 @@ def plan_network(
     volume_size = model.image_size if stored_size is None else stored_size
     largest_patch = [min(sides) for sides in zip(volume_size, model.image_size, strict=True)]
     classes = {name for member in members.values() for name in member.answer.class_names}
+    sides = tuple(round(min(side, most)) for side, most in zip(median_shape, largest_patch, strict=True))
+    if min(sides) < FEWEST_VOXELS:
+        problem = f"finds volumes of {describe_sides(sides)}. Where an axis has fewer than {FEWEST_VOXELS}, nnU-Net's "
+        problem += "own rules plan no network of volumes, but one of single slices."
+        remedy = "Leave out [planning], and choose the network yourself; or train on slices, with one number as "
+        raise BadInput([Fault("[planning]", problem, f"{remedy}image_size and data.frame.")])
     unet = plan_unet(spacing, median_shape, largest_patch, total.volumes, len(classes), planning.memory_gb)
     if len(unet.levels.strides) < MIN_UNET_LEVELS:
         size = describe_sides(tuple(round(side) for side in median_shape))
@@ -263,13 +326,22 @@ def _find_common_spacing(
         return (1.0, 1.0, 1.0)
     if (spacing := pixels.read_setting("spacing")) is not None:
         return tuple(map(float, spacing))
-    shape = [max(1, round(mm / side)) for mm, side in zip(lengths, target, strict=True)]
-    depth, height, width = shape
+    raise BadInput([_make_unspaced_fault(target, lengths)])
+
+
+def _make_unspaced_fault(target: Sequence[float], lengths: Sequence[float]) -> Fault:
+    """Return the fault of a missing spacing, with the lines to write.
+
+    Args:
+        target: The spacing that nnU-Net takes, in mm.
+        lengths: Median length of the volumes along each axis, in mm.
+    """
+    depth, height, width = (max(1, round(mm / side)) for mm, side in zip(lengths, target, strict=True))
     rounded = [float(f"{side:.3g}") for side in target]
-    problem = "volumes are resized, so that each has voxels of its own size."
-    remedy = "The median of all hospitals' volumes, as nnU-Net takes it; in site.toml, and [data] of a simulation:\n"
+    problem = "is missing: volumes are resized, so that each has voxels of its own size, and [planning] plans for one."
+    remedy = "The median of the volumes, as nnU-Net takes it; in site.toml, and [data] of a simulation:\n"
     lines = f"    spacing = {rounded}\n    image_size = {format_image_size((depth, height, width))}"
-    raise BadInput([Fault("data.spacing", problem, remedy + lines)])
+    return Fault("data.spacing", problem, remedy + lines)
 
 
 def _compute_grey_statistics(counts: NDArray[np.float64]) -> tuple[float | None, float | None]:

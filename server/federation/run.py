@@ -84,7 +84,7 @@ def run_federation(
     model_before = run_context.resumed.experiment["model"] if run_context.resumed else {}
     experiment = add_model_file_hashes(experiment, frozen, run_context.base, model_before)
     if experiment.planning is not None:
-        experiment = plan_network_of_run(grid, experiment, run_context)
+        experiment = plan_network_of_run(grid, experiment, run_context, watchers)
     recorder = RunRecorder(experiment, run_context, watchers)
     coordinator = make_coordinator(
         build_experiment_strategy(experiment),

@@ -40,6 +40,7 @@ def write_run_report(folder: Path) -> Path:
     if (segmentation := summary.test.segmentation) is not None:
         class_intervals = {name: each.interval for name, each in segmentation.per_class.items() if each.interval}
     metric_name = "Dice" if run_claims.is_segmentation_run(summary) else "AUROC"
+    chosen = None if summary.last_model_because else summary.best_round
     draws_participation = 0 < len(sites) <= MAX_SITES and 0 < len(sites) * len(run.rounds) <= MAX_PARTICIPATION_DOTS
     prototypes = summary.learned.prototypes
     missed: dict[tuple[str, str], list[int]] = {}  # site, reason -> rounds
@@ -79,7 +80,7 @@ def write_run_report(folder: Path) -> Path:
         facts=facts,
         changed=changed_settings,
         settings=list(flatten_settings(summary.experiment)),
-        curves=run_figures.draw_learning_curves(run.rounds, summary.best_round, metric_name) if run.rounds else "",
+        curves=run_figures.draw_learning_curves(run.rounds, chosen, metric_name) if run.rounds else "",
         bars=run_figures.draw_auroc_bars(groups, aurocs, class_intervals, metric_name),
         figure_name=metric_name,
         quality=make_quality_template_variables(summary.test, groups),

@@ -12,7 +12,9 @@ from rich.text import Text
 
 from polyclinic.common.errors import BadInput
 from polyclinic.common.metrics.measured import ValueWithError, format_value_with_error
+from polyclinic.common.metrics.segmentation import ClassOverlap
 from polyclinic.common.system.files import is_file
+from polyclinic.common.system.plain_text import format_number
 from polyclinic.server.reporting.page import group_classes_by_annotation
 from polyclinic.server.reporting.run_claims import describe_run_result, list_prominent_limitations
 from polyclinic.server.runs.reader import RunFolderContent, read_run
@@ -23,6 +25,8 @@ MAX_SITE_COLUMNS = 12
 CLASS_COLUMN_DIVISOR = 4
 """The column of class names may take up to the terminal's width divided by this number without breaking words."""
 BEST_MARK = "★"
+DISTANCE = "HD95"
+"""Heading of the 95 % Hausdorff distance, in mm where the spacing is known."""
 
 
 def make_class_auroc_table(summaries: Mapping[str, RunSummary]) -> "ClassAurocTable":
@@ -84,11 +88,13 @@ class ClassAurocTable:
         table = Table(title=f"{first.test.figure_name} by class", title_justify="left", caption_justify="left")
         marks_class = "" if site_headings is None else "● annotates the class"
         marks_best = f"{BEST_MARK} highest in its row" if len(self.summaries) > 1 else ""
-        table.caption = "   ".join(filter(None, (marks_class, marks_best)))
+        distances = first.test.segmentation if len(self.summaries) == 1 else None
+        marks_distance = "" if distances is None else f"{DISTANCE} is the 95 % Hausdorff distance"
+        table.caption = "   ".join(filter(None, (marks_class, marks_best, marks_distance)))
         table.add_column("class", overflow="fold")
         for heading in ["sites"] if site_headings is None else site_headings:
             table.add_column(Text(heading), justify="center", min_width=max(map(cell_len, heading.split()), default=1))
-        for heading in run_headings:
+        for heading in [*run_headings, *([DISTANCE] if distances is not None else [])]:
             table.add_column(Text(heading), justify="right", no_wrap=True, min_width=cell_len(heading))
         for group in group_classes_by_annotation(first):
             table.add_row(Text(group.title, style="italic dim"))
@@ -98,12 +104,18 @@ class ClassAurocTable:
                 marks = ["●" if name in record.classes else "" for record in first.sites.values()]
                 if site_headings is None:
                     marks = [f"{len(first.annotating_sites_by_class.get(name, ()))} of {len(first.sites)}"]
-                table.add_row(Text(f"  {name}"), *marks, *_format_and_mark_best(aurocs))
+                far = [] if distances is None else [_format_distance(distances.per_class.get(name))]
+                table.add_row(Text(f"  {name}"), *marks, *_format_and_mark_best(aurocs), *far)
             table.add_section()
         means = [summary.test.compute_headline_auroc().mean for summary in self.summaries.values()]
         empty = [""] * (1 if site_headings is None else len(site_headings))
-        table.add_row(Text("mean", style="bold"), *empty, *_format_and_mark_best(means))
+        empty_end = [] if distances is None else [""]
+        table.add_row(Text("mean", style="bold"), *empty, *_format_and_mark_best(means), *empty_end)
         return table
+
+
+def _format_distance(of_class: ClassOverlap | None) -> str:
+    return format_number(None if of_class is None else of_class.hd95, 1)
 
 
 def _format_and_mark_best(values: Sequence[ValueWithError | None]) -> list[Text]:

@@ -50,7 +50,7 @@ from polyclinic.data.load import (
 )
 from polyclinic.data.partition.checks import find_partition_faults
 from polyclinic.server.federation.evaluation import RunContext
-from polyclinic.server.federation.planning import find_planning_faults
+from polyclinic.server.federation.planning import find_planning_faults, find_unspaced_volume_faults
 from polyclinic.server.federation.run import run_federation
 from polyclinic.server.federation.set_up import (
     OpenedRunFolder,
@@ -194,8 +194,6 @@ class SimulationBackend:
             self.tell(note)
         if data.empty_sites:
             folder.append_event("no_training_images", sites=list(data.empty_sites))
-            names = list_first_and_count_rest(data.empty_sites, 5)
-            self.tell(f"Without training images, and not in the run: {names}. The partition gave them none.")
         untested = [part.site for part in data.parts if not len(part.validation)]
         if 0 < len(untested) < len(data.parts):
             names = list_first_and_count_rest(untested, 5)
@@ -360,6 +358,7 @@ def check_simulation_experiment(
     except BadInput as error:
         faults += error.faults
     faults += _find_simulation_setting_faults(experiment)
+    faults += find_unspaced_volume_faults(experiment, file.base_folder)
     faults += find_planning_faults(experiment) or find_network_build_faults(
         experiment.model_before_planning, file.base_folder
     )

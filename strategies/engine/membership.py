@@ -224,7 +224,7 @@ class RollCaller:
 
     def receive_roll_call_answers(self) -> list[RunMember]:
         """Receive the answers that have arrived since the last call; return the sites that became members."""
-        new = []
+        new = list[RunMember]()
         for reply in self.grid.pull_messages(self._asked.keys()) if self._asked else ():
             if (node := self._asked.pop(reply.metadata.reply_to_message_id, None)) is None:
                 continue

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from polyclinic.common.wire.records import Form
+from polyclinic.common.wire.records import NumberFormat
 from polyclinic.strategies.aggregation.means import Weighting
 from polyclinic.strategies.aggregation.robust import RobustMeanRule
 from polyclinic.strategies.aggregation.server_optimizer import ServerOptimizer
@@ -64,8 +64,8 @@ class Parameters(BaseModel):
     warm_up_lr: float = Field(1e-3, gt=0)
     proximal_mu: float = Field(0.0, ge=0)
     clip_update: float | None = Field(None, gt=0)
-    compress_update: Form = "float32"
-    compress_model: Form = "float32"
+    compress_update: NumberFormat = "float32"
+    compress_model: NumberFormat = "float32"
     server_optimizer: ServerOptimizer | None = None
     mean: RobustMeanRule | None = None
 

@@ -4,8 +4,11 @@ Before it is written, the file must pass all checks of a run before its first ro
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+
+import numpy as np
 
 from polyclinic.common.config import validate_experiment
 from polyclinic.common.errors import raise_faults
@@ -13,9 +16,11 @@ from polyclinic.common.system.files import find_existing_output_faults, write_at
 from polyclinic.common.system.plain_text import format_as_json_text, format_count_with_noun, join_as_english_list
 from polyclinic.common.system.resources import exclude_imports_from_gc
 from polyclinic.common.system.toml import parse_toml
-from polyclinic.data.base.image_set import DatasetSplits
+from polyclinic.data.base.image_set import DatasetSplits, ImageSet
 from polyclinic.data.base.spec import NO_FINDING, VolumeSize, format_image_size
-from polyclinic.data.images.volume_notes import find_median_spacing
+from polyclinic.data.base.splits import assign_patients_by_name, divide_splits_again, name_unknown_patients
+from polyclinic.data.images.volume_notes import describe_sides_of_volumes, find_median_spacing
+from polyclinic.data.partition.partition import partition_dataset
 from polyclinic.server.outbound_hosts import describe_experiment_hosts
 from polyclinic.studies.init.hospitals import choose_simulated_hospitals
 from polyclinic.studies.init.masks import MaskClasses
@@ -139,6 +144,9 @@ def check_and_write_experiment(
         BadInput: If the file exists already, or a run would refuse the experiment.
     """
     splits, hosts = check_experiment_text(_format_experiment_file(data, out.resolve(), confirmed=True), out, tell)
+    if data.masks is not None:  # only now are the masks read, by which classes are balanced and hospitals annotate
+        data = read_labels_of_masks(data, splits)
+        splits = _divide_anew(data, splits, out.resolve())
     write_atomically(out, _format_experiment_file(data, out.resolve()).encode())
     skipped = [skip for part in splits.parts for skip in part.skipped]
     lines = [f"{out}: an experiment on {format_count_with_noun(len(data.checked.files) - len(skipped), 'image')}."]
@@ -146,7 +154,7 @@ def check_and_write_experiment(
     # Missing pictures were listed above, by name.
     omissions = [sentence for sentence in splits.train.omissions if sentence != data.checked.missing_sentence]
     lines += [f"    {sentence}" for sentence in omissions]
-    lines += describe_label_data(read_labels_of_masks(data, splits))
+    lines += describe_label_data(data)
     if data.masks is None:
         lines += describe_method(has_shared_class=has_shared_class(data))
     else:
@@ -155,6 +163,31 @@ def check_and_write_experiment(
     if not data.roles.split:
         lines += describe_drawn_parts(splits)
     return [*lines, *describe_spelling_synonyms(data, out), *hosts]
+
+
+def _divide_anew(data: InspectedDataset, splits: DatasetSplits, out: Path) -> DatasetSplits:
+    """Return the images divided by the split and over the hospitals that the file will name, without decoding anew.
+
+    Raises:
+        BadInput: If a run would refuse these hospitals.
+    """
+    text = _format_experiment_file(data, out, confirmed=True)
+    experiment = validate_experiment(parse_toml(text), out, name=out.name).experiment
+    assert experiment.partition is not None, "init writes one"
+    splits = DatasetSplits(*(replace(part, omissions=data.checked.omissions) for part in splits.parts))
+    if not data.roles.split:
+        patients = name_unknown_patients(data.checked.patients, lambda: data.checked.files.names.astype(np.str_))
+        assert data.checked.lines is not None, "a table has lines"
+        parts = dict(zip(data.checked.lines.tolist(), assign_patients_by_name(patients, data.split_seed), strict=True))
+        of_images = [np.array([parts[line] for line in _list_lines(part)], np.str_) for part in splits.parts]
+        splits = divide_splits_again(splits, of_images)
+    return partition_dataset(splits, experiment.partition, experiment.run.seed).splits
+
+
+def _list_lines(images: ImageSet) -> list[int]:
+    assert images.lines is not None, "a table has lines"
+    lines: list[int] = images.lines.tolist()
+    return lines
 
 
 def check_experiment_text(text: str, out: Path, tell: Callable[[str], object]) -> tuple[DatasetSplits, list[str]]:
@@ -224,6 +257,8 @@ def format_experiment_text(
     if sizes:
         low, high = (" x ".join(map(str, size)) for size in (min(sizes), max(sizes)))
         pixels = low if low == high else f"{low} to {high}"
+        if not isinstance(image_size, int):
+            pixels = describe_sides_of_volumes(sizes).replace("×", "x")
     words: dict[str, object] = {**(_WORDS_OF_PICTURES if isinstance(image_size, int) else _WORDS_OF_VOLUMES)}
     if masks is not None:
         network = _NETWORK_OF_MASKS.format(task=masks.task, reason=masks.describe_task())
@@ -271,8 +306,7 @@ def _format_experiment_file(data: InspectedDataset, out: Path, *, confirmed: boo
     if hospitals is None:
         partition = format_simulated_partition(data.class_count)
     else:
-        evidence = "those of which not all of its cells are blank"
-        evidence = evidence if hospitals.by_label else "those that its findings name; all where they name none"
+        evidence = hospitals.evidence
         source, lists = format_as_json_text(data.roles.source), hospitals.format_partition_lists()
         partition = _HOSPITALS.format(source=source, evidence=evidence, lists=lists)
     mark = "" if confirmed else "# "
@@ -326,8 +360,13 @@ def _format_data_lines(data: InspectedDataset, folder: Path) -> list[str]:
     if data.depth is not None:
         lines.append(f"bit_depth = {data.depth}                  # of 16-bit PNG files; a guess, ask who exported them")
     if data.volumes:
-        steps = ", ".join(f"{step:g}" for step in find_median_spacing(data.volumes))
-        lines.append(f"# spacing = [{steps}]          # mm: resample to these voxels (the median), then crop or pad")
+        median = ", ".join(f"{step:g}" for step in find_median_spacing(data.volumes))
+        if data.spec.spacing is None:
+            lines.append(f"# spacing = [{median}]          # mm: resample to these voxels (the median), then pad")
+        else:
+            steps = ", ".join(f"{step:g}" for step in data.spec.spacing)
+            lines.append(f"# The files' own voxels are unlike in size, with the median [{median}] mm.")
+            lines.append(f"spacing = [{steps}]           # mm: all volumes are resampled to these voxels, then padded")
         lines.append("# window = [40, 400]            # centre and width of grey values; here CT. MRI needs none")
     elif data.display_problems:
         lines.append(

@@ -13,6 +13,7 @@ from polyclinic.data.base.names import make_class_spelling_key
 from polyclinic.data.tables.columns import describe_some_cells
 from polyclinic.data.tables.csv import CsvTable
 from polyclinic.data.tables.labels import LabelTable, convert_hospital_to_site_name
+from polyclinic.studies.init.found_masks import FoundMasks
 from polyclinic.studies.init.roles import ColumnRoles
 
 MOST_SIMULATED = 3
@@ -49,8 +50,10 @@ class HospitalsInTable:
 
     Attributes:
         column: Name of the column that names the hospital.
-        by_label: True if the table has label columns: a hospital annotates a class if a cell is not blank. False if the
-            table has a column of findings: a hospital annotates the classes that it names, or all if it names none.
+        by_label: True if the table has label columns, or a column of masks for each class: a hospital annotates a class
+            if a cell is not blank. False if the table has a column of findings, or of label maps: a hospital annotates
+            the classes that it names, or that its masks show; all if it names none.
+        of_masks: True if masks say where the classes are.
         annotated: ``(hospitals, classes)``, whether the hospital annotates the class.
         positives: ``(hospitals, classes)``, number of images that show the class.
         labelled: ``(hospitals, classes)``, number of images with a label of the class.
@@ -71,6 +74,16 @@ class HospitalsInTable:
     patients: NDArray[np.intp] | None
     trains: NDArray[np.bool_]
     shared_patients: int
+    of_masks: bool = False
+
+    @property
+    def evidence(self) -> str:
+        """Why a hospital counts as annotating a class, for the experiment file."""
+        if self.by_label:
+            return "those of which not all of its cells are blank"
+        if self.of_masks:
+            return "those that its masks show"
+        return "those that its findings name; all where they name none"
 
     def find_unlabelled_hospital_faults(self, columns: CsvTable, roles: ColumnRoles) -> list[Fault]:
         """Return a fault for each hospital that has training images but no label.
@@ -109,9 +122,12 @@ class HospitalsInTable:
 
     def describe_hospitals(self) -> list[str]:
         """Return lines for the user: classes by hospital, and peculiarities such as shared patients."""
-        label = "images that show it / images with a label" if self.by_label else "images that show it"
-        lines = [f"hospitals: column {self.column}, {len(self.names)} of them. Of each class: {label}; - where"]
-        lines[0] += " all cells are blank:" if self.by_label else " a hospital never names it:"
+        shows = "masks that show it" if self.of_masks else "images that show it"
+        labelled = "masks" if self.of_masks else "images with a label"
+        counted = f"{shows} / {labelled}" if self.by_label else shows
+        lines = [f"hospitals: column {self.column}, {len(self.names)} of them. Of each class: {counted}; - where"]
+        never = " no mask of the hospital shows it:" if self.of_masks else " a hospital never names it:"
+        lines[0] += " all cells are blank:" if self.by_label else never
         rows = [["", *self.class_names, "images", *(["patients"] if self.patients is not None else [])]]
         for place in range(min(len(self.names), MOST_HOSPITALS)):
             cells = [
@@ -134,23 +150,31 @@ class HospitalsInTable:
         if len(self.names) > 1 and self.annotated.all():
             lines.append("    All hospitals annotate all classes: surgical and vanilla train the same model here.")
         if not self.by_label and not self.annotated.all():
+            how = "that no mask of a hospital shows" if self.of_masks else "that a hospital never names"
+            looks = "outline" if self.of_masks else "look for"
             lines.append(
-                "    A class that a hospital never names is taken for one that it does not look for: unknown in all of "
-                "its images, also those of the test. If it does look for it, add it in [partition.lists]."
+                f"    A class {how} is taken for one that it does not {looks}: unknown in all of its images, also "
+                f"those of the test. If it does {looks} it, add it in [partition.lists]."
             )
         only = (self.positives == self.labelled).all(axis=1) & self.annotated.any(axis=1) & self.by_label
-        if only.any() and not only.all():
+        # The pixels around an area teach a segmentation where it is not.
+        if only.any() and not only.all() and not self.of_masks:
             names = ", ".join(np.array(self.names)[only].tolist())
             lines.append(
-                f"    only 1 and blank, no 0: {names}. If blank says absent there, write 0: images of a hospital that "
-                "never says absent teach that every image shows the class."
+                f"    Labels of {names} are all 1 or blank, and never 0. If a blank cell says absent there, write 0: "
+                "images of a hospital that never says absent teach that every image shows the class."
             )
-        never = self.annotated & (self.positives == 0) & self.positives.any(axis=0) & self.by_label
-        if never.any():
-            pairs = [f"{self.names[row]} {self.class_names[column]}" for row, column in np.argwhere(never).tolist()]
+        never_shown = self.annotated & (self.positives == 0) & self.positives.any(axis=0) & self.by_label
+        if never_shown.any():
+            places = np.argwhere(never_shown).tolist()
+            pairs = [f"{self.names[row]} {self.class_names[column]}" for row, column in places]
+            listed = list_first_and_count_rest(pairs, MOST_COLUMNS)
+            there = "all labels are 0, and some of other hospitals are 1"
+            if self.of_masks:
+                there = "all masks are empty, and some of other hospitals are not"
             lines += [
-                f"    only 0 there, though others have 1: {list_first_and_count_rest(pairs, MOST_COLUMNS)}.",
-                "    Some programs write 0 where nobody looked: if so, remove the class from the hospital's list in "
+                f"    Of these {there}: {listed}.",
+                "    Some programs write that where nobody looked: if so, remove the class from the hospital's list in "
                 "[partition.lists].",
             ]
         if idle := [name for name, trains in zip(self.names, self.trains, strict=True) if not trains]:
@@ -169,8 +193,14 @@ def _measure_width(rows: Sequence[Sequence[str]]) -> int:
     return sum(2 + max(map(len, column)) for column in zip(*rows, strict=True))
 
 
-def detect_hospitals_in_table(roles: ColumnRoles, table: LabelTable) -> HospitalsInTable | None:
-    """Detect the hospitals of a table; return None if no column names hospitals."""
+def detect_hospitals_in_table(
+    roles: ColumnRoles, table: LabelTable, masks: FoundMasks | None
+) -> HospitalsInTable | None:
+    """Detect the hospitals of a table; return None if no column names hospitals.
+
+    Args:
+        masks: The masks, whose files are the labels of ``table``; None for a table of labels.
+    """
     if roles.source is None:
         return None
     names, places = np.unique(table.sources, return_inverse=True)
@@ -180,16 +210,20 @@ def detect_hospitals_in_table(roles: ColumnRoles, table: LabelTable) -> Hospital
         np.stack([np.bincount(places[column], minlength=count) for column in of_class.T], axis=1)
         for of_class in (shows, has_label)
     )
-    if roles.finding is None:
+    by_label = roles.finding is None and (masks is None or not masks.classes.are_exclusive)
+    if by_label:
         annotated = labelled > 0
-    else:  # a hospital whose images are all normal has looked for every class
-        annotated = (positives > 0) | ((positives.sum(axis=1) == 0)[:, None] & (labelled > 0))
+    else:  # a hospital whose images are all normal has looked for every class, and a class that none has, for all
+        is_shown = positives > 0
+        shows_none = ~is_shown.any(axis=1, keepdims=True) | ~is_shown.any(axis=0, keepdims=True)
+        annotated = is_shown | (shows_none & (labelled > 0))
     people, persons = np.unique(table.patients, return_inverse=True)
     pairs = np.unique(persons.reshape(-1) * count + places)  # each patient at each hospital
     is_named = not find_placeholder_patients(people).any()
     return HospitalsInTable(
         column=roles.source,
-        by_label=roles.finding is None,
+        by_label=by_label,
+        of_masks=masks is not None,
         names=names.tolist(),
         class_names=table.class_names,
         annotated=annotated,

@@ -21,7 +21,12 @@ from polyclinic.data.base.image_set import (
     concatenate_image_sets,
 )
 from polyclinic.data.images.file_kinds import describe_png_conversion
-from polyclinic.data.images.volume_notes import describe_decoded_volumes, describe_grids, list_volume_notes
+from polyclinic.data.images.volume_notes import (
+    describe_decoded_volumes,
+    describe_grids,
+    find_median_spacing,
+    list_volume_notes,
+)
 from polyclinic.data.tables.columns import describe_some_cells, shorten_cell
 from polyclinic.data.tables.csv import is_utf_8_table
 from polyclinic.studies.init.hospitals import describe_simulated_hospitals, detect_hospitals_in_table
@@ -84,8 +89,19 @@ def _describe_volumes(data: InspectedDataset, splits: DatasetSplits) -> list[str
     assert isinstance(data.image_size, tuple)
     count = sum(map(len, splits.parts))
     notes = list_volume_notes(data.volumes, data.image_size, data.spec.rendering_options)
+    resampled = list[str]()
+    if data.spec.spacing is not None:
+        steps, median = (
+            ", ".join(f"{step:g}" for step in spacing)
+            for spacing in (data.spec.spacing, find_median_spacing(data.volumes))
+        )
+        resampled.append(
+            f"    voxels of the files are unlike in size: spacing = [{steps}] resamples all. Their median is "
+            f"[{median}] mm; finer voxels take a larger image_size."
+        )
     return [
         f"    {describe_grids(data.volumes)}",
+        *resampled,
         f"    {describe_decoded_volumes(count, data.image_size)}; image_size stands twice in the file.",
         *(f"    {problem} {remedy}" for problem, remedy in notes),
     ]
@@ -143,7 +159,7 @@ def read_labels_of_masks(data: InspectedDataset, splits: DatasetSplits) -> Inspe
     unread = np.full(len(data.checked.class_names), np.nan, np.float32)
     labels = np.stack([by_line.get(line, unread) for line in data.checked.lines.tolist()])
     checked = replace(data.checked, labels=labels)
-    return replace(data, checked=checked, hospitals=detect_hospitals_in_table(data.roles, checked))
+    return replace(data, checked=checked, hospitals=detect_hospitals_in_table(data.roles, checked, data.masks))
 
 
 def describe_label_data(data: InspectedDataset) -> list[str]:
@@ -224,7 +240,8 @@ def _describe_class_names(data: InspectedDataset) -> list[str]:
     never = data.classes_without_negatives if is_open and roles.label_columns else []
     if never:
         lines += [
-            f"    only 1 and blank, no 0: {', '.join(never)}. A class that is never absent has no score.",
+            f"    No image is without it: {', '.join(never)}, whose labels are 1 or blank. A class that is never "
+            "absent has no score.",
             '    If a blank cell means that it is absent, remove the # before blank = "negative". If it means that '
             "nobody looked, write 0 where somebody looked and found nothing.",
         ]

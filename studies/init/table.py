@@ -20,7 +20,7 @@ from polyclinic.common.system.files import (
 from polyclinic.common.system.plain_text import format_count_with_noun, list_first_and_count_rest
 from polyclinic.data.base.image_set import find_placeholder_patients
 from polyclinic.data.base.names import find_similar_names, is_blank_cell, normalize_name
-from polyclinic.data.base.spec import FolderDatasetSpec, VolumeSize
+from polyclinic.data.base.spec import FolderDatasetSpec, Spacing, VolumeSize
 from polyclinic.data.base.splits import choose_balanced_split_seed, name_unknown_patients
 from polyclinic.data.images.file_kinds import PICTURE_SUFFIXES
 from polyclinic.data.images.reading import (
@@ -31,12 +31,19 @@ from polyclinic.data.images.reading import (
     open_png_or_jpeg,
 )
 from polyclinic.data.images.volume_header import VolumeHeader
+from polyclinic.data.images.volume_notes import find_median_spacing, has_unlike_spacings, survey_volumes
 from polyclinic.data.tables.csv import CsvColumn, CsvTable, find_missing_column_faults, read_csv_table, read_first_rows
-from polyclinic.data.tables.files import PictureFileFinder, describe_other_file_extensions
+from polyclinic.data.tables.files import (
+    PictureFileFinder,
+    describe_other_file_extensions,
+    drop_picture_extension,
+)
+from polyclinic.data.tables.hospital_folders import list_folder_names
 from polyclinic.data.tables.labels import LabelTable, find_blank_cell_faults, open_folder_label_table
 from polyclinic.data.tables.search import PictureSearch
 from polyclinic.studies.init.found_masks import FoundMasks, describe_masks, find_masks
 from polyclinic.studies.init.hospitals import (
+    MOST_HOSPITALS,
     HospitalsInTable,
     detect_hospitals_in_table,
     propose_spelling_synonyms,
@@ -194,7 +201,7 @@ def examine_label_table(table: Path, hints: ColumnHints) -> TableExamination:
     # Only folders below that of the pictures count: one above would be the same patient for all.
     paths = [] if pictures is None else [path for of_row in pictures.lines.paths for path in of_row]
     if roles.patient is not None and _FOLDER_LEVEL.fullmatch(roles.patient):
-        patients = _list_folders_of_level(paths, int(roles.patient[1:]))
+        patients = list_folder_names(paths, int(roles.patient[1:]))
         roles = replace(roles, patient=None)
         if not all(patients):
             problem = "not every picture lies in such a folder."
@@ -236,7 +243,12 @@ def _find_patients(
     if in_paths and all(in_paths):
         rules["patients"] = f"the folder in each path, such as {in_paths[0]}"
         return in_paths, replace(roles, rules=rules), []
-    return [], roles, [ask_for_patients(columns, roles, _offer_folders(paths))]
+    sources = list[str]()
+    if roles.source is not None and pictures is not None:
+        column = columns.get_column(roles.source)
+        of_rows = zip(pictures.lines.paths, column.places.tolist(), strict=True)
+        sources = [column.cells[place] for of_row, place in of_rows for _ in of_row]
+    return [], roles, [ask_for_patients(columns, roles, _offer_folders(paths, sources))]
 
 
 def _take_last_line(
@@ -261,19 +273,17 @@ def _take_last_line(
     return others, f"line {columns.lines[-1]} ({list_first_and_count_rest(filled, _MAX_OFFERED)})"
 
 
-def _list_folders_of_level(paths: Sequence[str], level: int) -> list[str]:
-    """Return the first, second, ... folder of each path; ``""`` for a path with fewer folders."""
-    folders = [path.split("/")[:-1] for path in paths]
-    return [of_path[level - 1] if len(of_path) >= level else "" for of_path in folders]
+def _offer_folders(paths: Sequence[str], sources: Sequence[str]) -> list[Choice]:
+    """Return the folders of the paths as answers to who the patient is: each level with two names or more.
 
-
-def _offer_folders(paths: Sequence[str]) -> list[Choice]:
-    """Return the folder levels with at least two names, as choices for the patient."""
+    Args:
+        sources: The hospital of each path, which is no patient; empty if no column names hospitals.
+    """
     choices = list[Choice]()
     for level, of_level in enumerate(("first", "second", "third"), start=1):
-        folders = _list_folders_of_level(paths, level)
+        folders = list_folder_names(paths, level)
         names = list(dict.fromkeys(folders))
-        if all(folders) and len(names) > 1:
+        if all(folders) and len(names) > 1 and folders != list(sources):
             note = f"the {of_level} folder of each path: {list_first_and_count_rest(names, _MAX_LISTED)}"
             choices.append(Choice(f"/{level}", note))
     return choices
@@ -436,10 +446,15 @@ def _merge_series(root: Path, paths: Sequence[str]) -> list[str]:
 def _list_unnamed(folder: Path, paths: Sequence[Sequence[str]], search: PictureSearch) -> tuple[str, ...]:
     """Return the files in the folder that no row names, and that are pictures by their ending."""
     named = {os.path.normpath(path) for of_row in paths for path in of_row}
-    endings = {Path(name).suffix.lower() for name in named}.union(PICTURE_SUFFIXES)
+    endings = set(map(_get_ending, named)).union(PICTURE_SUFFIXES)
     below = (os.path.normpath(os.path.join(*place)) for place in search.finder.list_files_recursively(folder))
     others = (name for name in below if name not in named and os.path.dirname(name) not in named)  # slices of a series
-    return tuple(sorted(name for name in others if Path(name).suffix.lower() in endings))
+    return tuple(sorted(name for name in others if _get_ending(name) in endings))
+
+
+def _get_ending(name: str) -> str:
+    """Return the extension of a file in lower case: ``.nii.gz`` of a packed volume, ``.gz`` of another packed file."""
+    return name[len(drop_picture_extension(name)) :].lower() or Path(name).suffix.lower()
 
 
 def _ask_which_folder(ambiguous: Mapping[str, tuple[str, str]], root: Path) -> Question:
@@ -542,11 +557,15 @@ class InspectedDataset:
 
     @cached_property
     def split_seed(self) -> int:
-        """The seed that divides the patients best over training, validation and test."""
+        """The seed that divides the patients best over training, validation and test, of each class and hospital."""
         patients = name_unknown_patients(self.checked.patients, lambda: self.checked.files.names.astype(np.str_))
         # Of many patients any seed makes balanced parts, and each try takes its time.
         seeds = min(MOST_SPLIT_SEEDS, max(1, MOST_HASHED_NAMES // len(patients)))
-        return choose_balanced_split_seed(patients, self.checked.labels, seeds)
+        labels = self.checked.labels
+        if self.hospitals is not None and len(self.hospitals.names) <= MOST_HOSPITALS:
+            is_there = self.checked.sources[:, None] == np.array(self.hospitals.names)  # (images, hospitals)
+            labels = np.concatenate([labels, is_there.astype(np.float32)], axis=1)
+        return choose_balanced_split_seed(patients, labels, seeds)
 
     @property
     def classes_without_negatives(self) -> list[str]:
@@ -611,17 +630,38 @@ class InspectedDataset:
         return ("PatientID of the DICOM files", len(set(named))) if len(named) else None
 
 
-def choose_volume_size(volumes: Sequence[VolumeHeader]) -> VolumeSize:
-    """Return a grid for some volumes, with voxels that are equally wide in all directions.
+def choose_volume_spacing(volumes: Sequence[VolumeHeader]) -> Spacing | None:
+    """Return the spacing to which volumes are resampled; None if their voxels are alike, and none is necessary.
 
-    They are as wide as the finest of the files, or as it takes for at most :data:`USUAL_SIDE` voxels a side.
+    It is the median, made coarser where it takes that for at most :data:`USUAL_SIDE` voxels a side: the finest axes
+    first, so that voxels become more alike in all directions.
     """
-    spacings = np.array([volume.spacing for volume in volumes])
-    extents = (np.array([volume.shape for volume in volumes]) * spacings).max(axis=0)  # in mm
-    voxel = max(float(spacings.min()), float(extents.max()) / USUAL_SIDE)
+    if not has_unlike_spacings(volumes):
+        return None
+    coarsest = float(_measure_extents(volumes).max()) / USUAL_SIDE
+    depth, height, width = (float(f"{max(step, coarsest):.3g}") for step in find_median_spacing(volumes))
+    return depth, height, width
+
+
+def choose_volume_size(volumes: Sequence[VolumeHeader]) -> VolumeSize:
+    """Return a grid for some volumes, of at most :data:`USUAL_SIDE` voxels a side.
+
+    Its voxels are those of :func:`choose_volume_spacing`; without one they are equally wide in all directions, as wide
+    as the finest of the files, or as that limit takes.
+    """
+    extents = _measure_extents(volumes)
+    spacing = choose_volume_spacing(volumes)
+    finest = min(min(volume.spacing) for volume in volumes)
+    voxel = max(finest, float(extents.max()) / USUAL_SIDE) if spacing is None else np.array(spacing)
     sides = np.ceil(extents / voxel - VOXEL_TOLERANCE).clip(SMALLEST_SIDE, USUAL_SIDE).astype(int).tolist()
     depth, height, width = sides
     return depth, height, width
+
+
+def _measure_extents(volumes: Sequence[VolumeHeader]) -> NDArray[np.float64]:
+    """Return the largest length of volumes along each axis, in mm."""
+    longest: NDArray[np.float64] = np.max([np.multiply(volume.shape, volume.spacing) for volume in volumes], axis=0)
+    return longest
 
 
 def complete_dataset(examination: TableExamination, new_table: Path) -> InspectedDataset:
@@ -664,15 +704,14 @@ def complete_dataset(examination: TableExamination, new_table: Path) -> Inspecte
         table, roles, joining_rule = new_table, made.roles, made.rule
         columns = read_csv_table(table, "labels")
         names = names if roles.finding else None
-    from polyclinic.data.images.volume_notes import survey_volumes  # takes a second, like the reading of DICOM
-
     listed = pictures.list_files()
     volumes = survey_volumes([listed[row] for row in spread_over_rows(len(listed))])
     spec = _make_spec(examination, table, pictures.folder, roles, names)
     if volumes:
-        spec = spec.model_copy(update={"image_size": choose_volume_size(volumes)})
+        spacing = choose_volume_spacing(volumes)
+        spec = spec.model_copy(update={"image_size": choose_volume_size(volumes), "spacing": spacing})
     checked = _read_and_check_label_table(spec, columns)
-    hospitals = detect_hospitals_in_table(roles, checked)
+    hospitals = detect_hospitals_in_table(roles, checked, examination.masks)
     raise_faults(hospitals.find_unlabelled_hospital_faults(columns, roles) if hospitals else [])
     from polyclinic.data.images.headers import (  # once nothing is wrong with the call
         describe_incomparable_dicom_greys,

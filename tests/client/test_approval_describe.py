@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from polyclinic.client.approval.describe import FIELD_DESCRIPTIONS, describe_text, list_leaving_fields
@@ -17,8 +18,11 @@ from polyclinic.client.preview.dry_run import (
 )
 from polyclinic.client.site.plans import RequestFacts, RequestText, StoredText
 from polyclinic.client.site.policy import SitePolicy
+from polyclinic.client.site.site import Site
 from polyclinic.client.site.site_file import SiteSettings, SiteTomlContent
 from polyclinic.common.config import Experiment, make_hospital_plan
+from polyclinic.common.contract import LabelDeclaration
+from polyclinic.data.sources.drawn_organs import ORGANS, draw_organs
 from polyclinic.strategies.registry import get_cached_site_method
 from polyclinic.strategies.run_length import complete_round_settings
 from tests.client.rounds import site
@@ -85,6 +89,44 @@ def test_the_sums_of_volumes_are_listed_where_the_coordinator_plans_the_network(
     fields = list_leaving_fields(work, SitePolicy(**OPEN | {"label_counts": counts_leave}))
     assert ("fingerprint" in fields["RollCallAnswer"]) is is_listed
     assert "sends a second plan with it" in description(plan.model_dump_json())
+
+
+OUTLINING = {"model": {"architecture": "tiny_unet", "task": "segmentation", "channels": 1, "image_size": 32}}
+OF_IMAGES = {"auroc", "average_precision", "balanced_accuracy"}
+"""Figures of a label for each image; a segmentation sends them without a value."""
+
+
+def outlining_site(folder: Path, policy: dict[str, Any]) -> Site:
+    parts = [draw_organs(24, (32, 32), np.random.default_rng(seed)) for seed in range(3)]
+    declaration = LabelDeclaration("north", tuple(ORGANS))
+    return Site(declaration, parts[0], parts[1], parts[2], folder, policy=SitePolicy(**policy), durable=False)
+
+
+def test_a_plan_that_outlines_lists_all_that_leaves_and_no_auroc(tmp_path: Path) -> None:
+    experiment = choose_preview_experiment(experiment_of("surgical", OUTLINING), outlining_site(tmp_path, OPEN))
+    records, reasons = make_first_round_records(outlining_site(tmp_path, OPEN), experiment)
+    assert reasons == []
+    rows = [row for content in records for row in list_record_field_rows(content) if row.values not in ("", "[]")]
+    sent = {(row.record, row.field.partition("/")[0].partition(".")[0]) for row in rows}
+    sent -= {(record, name) for record, name in sent if name in ("wire", "run", "round", "site")}
+    listed = listed_fields("surgical", OPEN, OUTLINING)
+    assert sent - listed == {("EvaluateReply", name) for name in OF_IMAGES}
+    assert all(set(row.values) <= set("[NaN, ]") for row in rows if row.field in OF_IMAGES)
+    assert {(record, name) for record, name in listed - sent if name not in MAY_BE_EMPTY} == set()
+
+
+def test_a_plan_that_outlines_is_described_by_dice_and_distance() -> None:
+    plan = make_hospital_plan(experiment_of("surgical", OUTLINING))
+    text = description(plan.model_dump_json(), **OPEN)
+    assert "Dice and 95 % Hausdorff distance of each class, as means over the test patients" in text
+    assert "For each class, counts of test patients by Dice and 95 % Hausdorff distance (1,024 steps)" in text
+    assert "In how many test patients each class is outlined" in text
+    assert not re.search("AUROC|precision|accuracy|scores", text)
+    tables = {**OUTLINING, "privacy": {"secure_aggregation": True}, "evaluation": {"checkpoint": "last"}}
+    covered = make_hospital_plan(experiment_of("surgical", tables))
+    masked = description(covered.model_dump_json(), level="masked", score_histograms=True)
+    assert "counts of test patients by Dice and 95 % Hausdorff distance (1,024 steps); only in a sum over" in masked
+    assert "as means over the test patients" not in masked
 
 
 def description(plan_text: str, kind: str = "training", **policy: Any) -> str:

@@ -96,4 +96,4 @@ def test_dicom_segmentations_of_pictures_that_are_none_are_refused_by_name(
     ended = flwr_client("predict", hospital.folder, model, image, "--out", tmp_path / "masks", "--dicom-seg")
     assert ended.code == 1
     assert "00000.png: no segmentation: it is no DICOM file" in " ".join(ended.out.split())
-    assert (tmp_path / "masks" / "00000.png.png").is_file()
+    assert (tmp_path / "masks" / "00000.png").is_file()

@@ -152,8 +152,8 @@ def test_frames_of_one_file_are_segmented_in_their_order(tmp_path: Path) -> None
     header.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].SliceThickness = SPACING[0]
     header.save_as(file)
     out = segmented(tmp_path, tmp_path / "data")
-    for number, places in read_places(out / "it.dcm.seg.dcm").items():
-        np.testing.assert_allclose(places, read_nifti_places(out / "it.dcm.nii.gz", number), atol=1e-3)
+    for number, places in read_places(out / "it.seg.dcm").items():
+        np.testing.assert_allclose(places, read_nifti_places(out / "it.nii.gz", number), atol=1e-3)
 
 
 def test_patient_study_and_references_are_those_of_the_source(tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ def test_a_single_dicom_picture_is_segmented(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.dcm").write_bytes(dicom(pixels, **facts(**more)))
     out = segmented(tmp_path, tmp_path / "data", size=16)
-    image = pydicom.dcmread(out / "a.dcm.seg.dcm")
+    image = pydicom.dcmread(out / "a.seg.dcm")
     assert (image.Rows, image.Columns) == (20, 30)
 
-    with Image.open(out / "a.dcm.png") as mask:
+    with Image.open(out / "a.png") as mask:
         values = np.asarray(mask)
     frames = image.pixel_array.reshape(-1, 20, 30)
     numbers = [
@@ -231,7 +231,7 @@ def test_a_source_that_is_no_dicom_file_is_named_with_what_to_take_instead(tmp_p
     pictures = predict_to_csv(model(tmp_path / "model"), tmp_path / "data", out, None, ())
     assert list(pictures.without_segmentation) == ["v.nii.gz"]
     assert "NIfTI" in pictures.without_segmentation["v.nii.gz"]
-    assert (out / "v.nii.gz.nii.gz").is_file()
+    assert (out / "v.nii.gz").is_file()
     assert (out / "ct.seg.dcm").is_file()
 
 

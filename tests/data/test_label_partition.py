@@ -137,6 +137,8 @@ def test_a_dirichlet_deal_may_leave_sites_empty(alpha: float, sites: int, seed: 
     division = partition_dataset(splits, partition_spec(kind="dirichlet", alpha=alpha, sites=sites), seed=seed)
     names = [part.site for part in division.parts]
     assert sorted([*names, *division.empty_sites]) == list(make_numbered_site_names("site", sites))
+    assert all(part.omissions == division.splits.train.omissions for part in division.splits.parts)
+    assert all(name in " ".join(division.splits.train.omissions) for name in division.empty_sites[:5])
     assert all(len(part.train) for part in division.parts)
     assert sum(len(part.train) for part in division.parts) == len(division.splits.train) == 60
     owned = np.concatenate(own_tests(division))

@@ -180,8 +180,40 @@ def test_a_centre_of_test_images_alone_says_what_it_looks_for_and_is_no_site() -
     division = partition_dataset(splits, by_centre(lists={**CENTRES, "centre-3": ["c"]}), seed=3)
     assert [part.site for part in division.parts] == ["centre-0", "centre-1", "centre-2"]
     assert np.isnan(division.splits.test.labels).all(axis=0).tolist() == [True, True, False]
+    assert division.empty_sites == ("centre-3",)
     without = replace(splits.test, labels=np.full_like(splits.test.labels, np.nan))
     partition_dataset(replace(splits, test=without), by_centre(), seed=3)  # no label that anybody would have to explain
+
+
+def move_to_other_parts(centre: str) -> DatasetSplits:
+    """Splits in which all but one patient of validation and test come from elsewhere, and no training image does."""
+    splits = splits_of(30, 3)
+    train, validation = splits.train, splits.validation
+    elsewhere = np.where(train.sources == centre, "centre-0", train.sources)
+    validated = np.where(validation.patients == validation.patients[0], centre, "centre-0")
+    tested = np.where(splits.test.patients == splits.test.patients[0], centre, "centre-2")
+    return DatasetSplits(
+        replace(train, sources=elsewhere),
+        replace(validation, sources=validated),
+        replace(splits.test, sources=tested),
+    )
+
+
+def test_a_hospital_whose_patients_are_all_validated_or_tested_is_named_with_a_remedy() -> None:
+    splits = move_to_other_parts("centre-1")
+    division = partition_dataset(splits, by_centre(lists={**CENTRES, "centre-0": ["a", "b"]}), seed=3)
+    assert division.empty_sites == ("centre-1",)
+    assert [part.site for part in division.parts] == ["centre-0", "centre-2"]
+    for images in division.splits.parts:
+        (sentence,) = images.omissions
+        assert "centre-1 (1 patient for validation, 1 patient for the test)" in sentence
+        assert "data.split_seed" in sentence
+
+
+def test_a_class_that_only_such_a_hospital_annotates_names_the_hospital() -> None:
+    lists = {"centre-0": ["a"], "centre-1": ["b"], "centre-2": ["a", "c"]}
+    with pytest.raises(BadInput, match=r'no site annotates "b".*centre-1 \(1 patient for validation'):
+        partition_dataset(move_to_other_parts("centre-1"), by_centre(lists=lists), seed=3)
 
 
 RAW_NIH = tuple(

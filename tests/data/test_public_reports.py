@@ -20,7 +20,7 @@ from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
 from polyclinic.data.base.spec import FolderDatasetSpec
 from polyclinic.data.images.volumes import read_volume
 from polyclinic.data.load import load_dataset
-from tests.data.volume_files import write_nifti, write_series
+from tests.data.volume_files import multi_frame_file, write_nifti, write_series
 
 SHAPE, SPACING = (6, 10, 8), (3.0, 2.0, 1.0)
 AFFINE = np.diag([1.0, 2.0, 3.0, 1.0])
@@ -135,7 +135,96 @@ def as_dicom(root: Path) -> None:
     mask_file(root).write_bytes(first.read_bytes())
 
 
+def with_ignored(value: int, kind: type[np.integer]) -> Callable[[Path], None]:
+    """Write a value for voxels to ignore, which is no class, into one corner."""
+
+    def spoil(root: Path) -> None:
+        values = label_map().astype(kind)
+        values[0, 0, 0] = value
+        save(mask_file(root), values)
+
+    return spoil
+
+
+def in_colours(root: Path) -> None:
+    values = np.zeros(stored(label_map()).shape, [(name, "u1") for name in "RGB"])
+    values["R"] = stored(label_map())
+    nibabel.save(nibabel.Nifti1Image(values, AFFINE), mask_file(root))
+
+
+def in_64_bits(plus: int) -> Callable[[Path], None]:
+    """Write whole numbers of 64 bits; that of the spleen is 7 in its lower bits alone if ``plus`` is not 0."""
+
+    def spoil(root: Path) -> None:
+        values = label_map().astype(np.int64)
+        values[values == 7] += plus
+        nibabel.save(nibabel.Nifti1Image(stored(values), AFFINE, dtype=np.int64), mask_file(root))
+
+    return spoil
+
+
+def big_endian(root: Path) -> None:
+    image: Any = nibabel.Nifti1Image(stored(label_map()).astype(">i2"), AFFINE)
+    nibabel.save(nibabel.Nifti1Image(image.dataobj, AFFINE, image.header.as_byteswapped(">")), mask_file(root))
+
+
+def with_more_axes(count: int) -> Callable[[Path], None]:
+    def spoil(root: Path) -> None:
+        values = stored(label_map()).reshape(*stored(label_map()).shape, *[1] * count)
+        nibabel.save(nibabel.Nifti1Image(values, AFFINE), mask_file(root))
+
+    return spoil
+
+
+def linked(root: Path) -> None:
+    for file in (volume_file(root), mask_file(root)):
+        (root / "elsewhere").mkdir(exist_ok=True)
+        target = file.rename(root / "elsewhere" / f"of_{file.stem}")
+        file.symlink_to(target)
+
+
+def linked_to_nothing(root: Path) -> None:
+    mask_file(root).unlink()
+    mask_file(root).symlink_to("nowhere")
+
+
+def cut_off(root: Path) -> None:
+    mask_file(root).write_bytes(mask_file(root).read_bytes()[:-9])
+
+
+def unpacked(root: Path) -> None:
+    """Not packed, and still called .gz."""
+    for file in (volume_file(root), mask_file(root)):
+        file.write_bytes(gzip.decompress(file.read_bytes()))
+
+
+def in_two_parts(root: Path) -> None:
+    """Packed in two parts, as programs that pack in several threads write it."""
+    content = gzip.decompress(mask_file(root).read_bytes())
+    mask_file(root).write_bytes(gzip.compress(content[:400]) + gzip.compress(content[400:]))
+
+
+UNREPORTED = "no report that we know"
 MASKS = {
+    "colours": Report(UNREPORTED, in_colours, "no single numbers"),
+    "255 for voxels to ignore": Report(UNREPORTED, with_ignored(255, np.uint8), '"255"'),
+    "-1 for voxels to ignore": Report(UNREPORTED, with_ignored(-1, np.int8), '"-1"'),
+    "a value that is another in 8 bits": Report(UNREPORTED, with_ignored(256 + 7, np.int16), '"263"'),
+    "a value that is another in 32 bits": Report(UNREPORTED, in_64_bits(1 << 32), "data.mask_values"),
+    "whole numbers of 64 bits": Report(UNREPORTED, in_64_bits(0)),
+    "big-endian numbers": Report(UNREPORTED, big_endian),
+    "two more axes of one": Report(UNREPORTED, with_more_axes(2)),
+    "an axis of no voxel": Report(UNREPORTED, lambda root: patch(mask_file(root), 44, b"\0\0"), "an axis has no voxel"),
+    "an empty file": Report(UNREPORTED, lambda root: mask_file(root).write_bytes(b""), "empty"),
+    "a packed file that is cut off": Report(UNREPORTED, cut_off, "damaged or cut off"),
+    "a packed file in two parts": Report(UNREPORTED, in_two_parts),
+    "a file that is not packed, and called .gz": Report(UNREPORTED, unpacked),
+    "links to files of other names": Report(UNREPORTED, linked),
+    "the image in the place of its mask": Report(
+        UNREPORTED,
+        lambda root: mask_file(root).write_bytes(volume_file(root).read_bytes()),
+        "data.mask_values does not name",
+    ),
     "origin mismatch": Report("MIC-DKFZ/nnUNet#2551", beside, "mm beside its volume"),
     "direction mismatch": Report("MIC-DKFZ/nnUNet#1669", mirrored_direction, "mm beside its volume"),
     "directions that differ in the eighth digit": Report("MIC-DKFZ/nnUNet#1287", rounded_direction),
@@ -176,9 +265,9 @@ MASKS = {
 }
 
 
-def read(root: Path) -> ImageSet:
-    names = f"{volume_file(root).name},{mask_file(root).name}"
-    (root / "t.csv").write_text(f"volume,mask,patient,part\n{names},P,train\n")
+def read(root: Path, volume: str = "v.nii.gz", mask: str = "m.nii.gz") -> ImageSet:
+    names = f"{volume},{mask}"
+    (root / "t.csv").write_text(f"volume,mask,patient,part\n{names},P,train\n", encoding="utf-8")
     settings = {
         "kind": "folder", "labels": "t.csv", "images": ".", "image_column": "volume", "patient_column": "patient",
         "split_column": "part", "image_size": SHAPE, "spacing": SPACING, "mask_column": "mask",
@@ -187,8 +276,8 @@ def read(root: Path) -> ImageSet:
     return concatenate_image_sets(load_dataset(FolderDatasetSpec.model_validate(settings), root).parts)
 
 
-def check_right(root: Path) -> None:
-    images = read(root)
+def check_right(root: Path, *names: str) -> None:
+    images = read(root, *names)
     assert images.masks is not None
     areas = images.masks.read_class_areas(np.array([0]), ("Liver", "Spleen"))[0]
     assert np.array_equal(areas, np.stack([label_map() == 1, label_map() == 7]))
@@ -249,8 +338,50 @@ def sheared(root: Path) -> None:
     save(volume_file(root), voxels(), affine)
 
 
+@pytest.mark.parametrize(
+    ("volume", "mask"), [("V.NII.GZ", "M.NII.GZ"), ("Bäuche 1.nii.gz", "マスク.nii.gz"), ("scan", "a.b.c")]
+)
+def test_a_file_is_known_by_its_content_whatever_its_name(tmp_path: Path, volume: str, mask: str) -> None:
+    save(volume_file(tmp_path), voxels())
+    save(mask_file(tmp_path), label_map())
+    volume_file(tmp_path).rename(tmp_path / volume)
+    mask_file(tmp_path).rename(tmp_path / mask)
+    check_right(tmp_path, volume, mask)
+
+
+def test_a_link_to_no_mask_is_refused_by_name(tmp_path: Path) -> None:
+    save(volume_file(tmp_path), voxels())
+    save(mask_file(tmp_path), label_map())
+    linked_to_nothing(tmp_path)
+    with pytest.raises(BadInput, match=r'1 mask named in t\.csv not in .*"m\.nii\.gz"'):
+        read(tmp_path)
+
+
 MIRRORED = AFFINE @ np.diag([-1.0, 1.0, 1.0, 1.0])
 VOLUMES = {
+    "an axis of no voxel": Report(UNREPORTED, lambda root: as_header_says(root, 42, b"\0\0"), "an axis has no voxel"),
+    "a negative number of voxels": Report(
+        UNREPORTED, lambda root: as_header_says(root, 42, b"\xf8\xff"), "an axis has no voxel"
+    ),
+    "NRRD, called .nii.gz": Report(
+        UNREPORTED, lambda root: volume_file(root).write_bytes(b"NRRD0004\n" + bytes(400)), "no volume"
+    ),
+    "MHA, called .nii.gz": Report(
+        UNREPORTED, lambda root: volume_file(root).write_bytes(b"ObjectType = Image\n" + bytes(400)), "no volume"
+    ),
+    "packed twice": Report(
+        UNREPORTED,
+        lambda root: volume_file(root).write_bytes(gzip.compress(volume_file(root).read_bytes())),
+        "no volume",
+    ),
+    "a slice among volumes": Report(
+        UNREPORTED,
+        lambda root: nibabel.save(nibabel.Nifti1Image(np.zeros((8, 10), np.int16), AFFINE), volume_file(root)),
+        "one slice",
+    ),
+    "a slope that is infinite, which counts as none": Report(
+        UNREPORTED, lambda root: as_header_says(root, 112, np.array([np.inf, 0], "<f4").tobytes())
+    ),
     "axes in the order of slices": Report("neheller/kits19#9", lambda root: turn(volume_file(root), "SAR")),
     "slices first, as KiTS has them": Report("neheller/kits21#57", lambda root: turn(volume_file(root), "IPL")),
     "some volumes turned": Report("kaiko-ai/eva#658", lambda root: turn(volume_file(root), "LPS")),
@@ -316,6 +447,39 @@ def thinner_above(files: list[Path]) -> None:
         header = pydicom.dcmread(file)
         header.ImagePositionPatient = [0, 0, 3.0 * min(number, 3) + 7.5 * max(number - 3, 0)]
         header.save_as(file)
+
+
+FRAMES: dict[str, tuple[Callable[[pydicom.Dataset], None], str]] = {
+    "no size of pixels": (
+        lambda image: delattr(image.SharedFunctionalGroupsSequence[0], "PixelMeasuresSequence"),
+        "does not say the size of its pixels",
+    ),
+    "pixels of no size": (
+        lambda image: setattr(image.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0], "PixelSpacing", [0, 0]),
+        "gives its plane in a wrong number of values",
+    ),
+    "no direction": (
+        lambda image: delattr(image.SharedFunctionalGroupsSequence[0], "PlaneOrientationSequence"),
+        "does not say the direction of its slices",
+    ),
+    "two frames at one place": (
+        lambda image: setattr(
+            image.PerFrameFunctionalGroupsSequence[2].PlanePositionSequence[0], "ImagePositionPatient", [0, 0, 3]
+        ),
+        "are at one place",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_file_of_several_frames_without_a_grid_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    spoil, refusal = FRAMES[name]
+    (tmp_path / "it.dcm").write_bytes(multi_frame_file(voxels(), range(len(voxels()))))
+    image = pydicom.dcmread(tmp_path / "it.dcm")
+    spoil(image)
+    image.save_as(tmp_path / "it.dcm")
+    with pytest.raises(ValueError, match=refusal):
+        read_volume(tmp_path / "it.dcm")
 
 
 SERIES: dict[str, tuple[str, Callable[[list[Path]], None], str]] = {

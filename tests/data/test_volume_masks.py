@@ -166,7 +166,7 @@ def test_predict_writes_nifti_on_the_grid_of_the_volume(tmp_path: Path) -> None:
     save_model(tmp_path, network, label_contract_sha256="0" * 64)
     fitting = DecodedImageFormat((8, 12, 8), False, "pad", PictureRenderingOptions(spacing=SPACING))
     predict_masks(network.eval(), network.class_names, tmp_path / "volumes", fitting, tmp_path / "masks")
-    mask: Any = nibabel.load(tmp_path / "masks" / "v.nii.gz.nii.gz")
+    mask: Any = nibabel.load(tmp_path / "masks" / "v.nii.gz")
     volume: Any = nibabel.load(tmp_path / "volumes" / "v.nii.gz")
     assert mask.shape == volume.shape
     np.testing.assert_allclose(mask.affine, volume.affine)

@@ -12,6 +12,7 @@ from polyclinic.client.site.plans import PlanStore
 from polyclinic.common.security.audit import AuditLog
 from tests.client.approvals import WEBER, Approver, add_approver, write_approvers
 from tests.network.federated import SLOW, Federation, admitted, events, hash_in, sites_by_round, undisturbed
+from tests.network.organ_files import PATCHES
 from tests.network.real import PARTIAL, Site, eventually, flwr_client, flwr_server, summary_of
 
 pytestmark = pytest.mark.slow
@@ -79,6 +80,46 @@ def test_a_run_waits_for_an_approval_and_gives_the_model_that_it_gives_without_o
     assert entry["refused"] == {"approval.missing": 1}
     text = flwr_client("record", south.folder, "--plan", sha256[:12]).out
     assert json.loads(text)["run"]["purpose"] == "Which digits does one model learn?"
+
+
+PLANNED = (
+    "model.architecture=monai:DynUNet",
+    "model.patch_size=none",
+    "training.batch_size=none",
+    'planning={kind = "nnunet", memory_gb = 0.005}',
+    "run.rounds=1",
+    "participation.roll_call_deadline_s=400",
+)
+
+
+@pytest.mark.network
+def test_a_planned_network_is_approved_twice_first_its_sums_and_then_the_network(tmp_path: Path) -> None:
+    pytest.importorskip("monai", reason="the extra monai is not installed")
+    with admitted(tmp_path, PATCHES) as federation:
+        south, weber = federation.south, add_approver(tmp_path)
+        south.edit(south.toml, ("[policy]", '[policy]\napproval = "required"'))
+        write_approvers(south.toml, weber)
+        federation.coordinator.start()
+        federation.gather()
+        run = federation.run(*PLANNED, once=True)
+        run.says("south waits for approval at the hospital")
+        sums = wait_for_plan(south)
+        shown = flwr_client("plans", "show", south.folder, sums[:12]).out
+        for words in ("Nothing is trained by this plan", "voxel sizes and lengths of the training volumes"):
+            assert words.casefold() in " ".join(shown.split()).casefold()
+        assert weber.approve(south.folder, sums[:12]).code == 0
+        network = wait_for_plan(south, 2)
+        assert network != sums
+        shown = " ".join(flwr_client("plans", "show", south.folder, network[:12]).out.split())
+        assert "Nothing is trained by this plan" not in shown
+        assert "Dice and 95 % Hausdorff distance" in shown
+        # The first approval is of the sums alone: south sends no update before the second.
+        assert trained_rounds(south) == []
+        assert weber.approve(south.folder, network[:12]).code == 0
+        run.succeeds()
+        assert sites_by_round(federation.out) == [["east", "north", "south"]]
+        assert json.loads((federation.out / "planning.json").read_text())["sites"] == ["east", "north", "south"]
+        assert hash_in(federation.out) == undisturbed(federation.experiment, tmp_path / "through", *PLANNED)
 
 
 def test_a_site_joins_after_a_late_approval_and_leaves_after_a_denial(hospitals: tuple[Federation, Approver]) -> None:

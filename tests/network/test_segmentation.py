@@ -7,45 +7,10 @@ from typing import Any
 import pytest
 
 from tests.network.federated import connected, undisturbed
+from tests.network.organ_files import ORGANS, PATCHES, VOLUMES
 from tests.network.real import Coordinator, lines_of, summary_of, written
-from tests.organs import UNLIKE
 
 pytestmark = pytest.mark.slow
-
-ORGANS = f"""
-[run]
-method = "surgical"
-rounds = 3
-seed = 3
-
-[model]
-task = "exclusive_segmentation"
-architecture = "tiny_unet"
-channels = 1
-image_size = 32
-
-[training]
-batch_size = 8
-lr = 0.003
-
-[simulation]
-backend = "inline"
-
-[data]
-kind = "organs"
-images = 90
-image_size = 32
-
-[partition]
-kind = "class_lists"
-{UNLIKE}
-"""
-
-VOLUMES = ORGANS.replace("image_size = 32\n\n[training]", "image_size = [8, 24, 24]\n\n[training]").replace(
-    "images = 90\nimage_size = 32", "images = 60\nimage_size = 24\ndepth = 8"
-)
-
-PATCHES = VOLUMES.replace("[training]", "patch_size = [8, 16, 16]\n\n[training]\npatches_per_volume = 2")
 
 MASKED = "privacy.secure_aggregation=true"
 VALIDATION_KEYS = ("round", "sites", "train_loss", "validation_loss", "validation_auroc")

@@ -2,18 +2,23 @@
 
 import csv
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from polyclinic.common.config import read_experiment
 from polyclinic.common.errors import BadInput
 from polyclinic.data.base.image_set import ImageSet, concatenate_image_sets
+from polyclinic.data.base.spec import FolderDatasetSpec
+from polyclinic.data.images.volume_header import VolumeHeader
 from polyclinic.data.load import load_dataset
+from polyclinic.data.tables.labels import assign_split_parts, open_folder_label_table
 from polyclinic.data.tables.mask_folders import find_mask_folders
+from polyclinic.studies.init.table import choose_volume_size, choose_volume_spacing
 from tests import mask_layouts as layouts
 from tests.network.real import flwr_sim
 
@@ -147,6 +152,121 @@ def test_hospitals_of_a_table_of_masks_are_the_sites(tmp_path: Path) -> None:
     assert "hospitals: column hospital, 2 of them" in text
 
 
+OWN_ORGANS = {"north": ("Kidney", "Liver"), "south": ("Liver", "Pancreas"), "St. Mary": ("Pancreas", "Spleen")}
+ORGANS = {"Kidney": 1, "Liver": 2, "Pancreas": 3, "Spleen": 4}
+ORGANS_NAMED = tuple(word for name, value in ORGANS.items() for word in ("--mask-class", f"{value}={name}"))
+
+
+def write_hospitals(root: Path, counts: Mapping[str, int], *, unlike: bool = False) -> Path:
+    """A folder for each hospital, with images and label maps of its own two organs."""
+    for seed, (hospital, count) in enumerate(counts.items()):
+        for number, (voxels, areas) in enumerate(layouts.draw(count, seed + 6)):
+            values = {name: ORGANS[name] for name in OWN_ORGANS[hospital]}
+            spacing = (12.0, 2.0, 2.0) if unlike and number % 2 else layouts.SPACING
+            layouts.write(root / hospital / "images" / f"c{number}.nii.gz", voxels, spacing)
+            layouts.write(root / hospital / "masks" / f"c{number}.nii.gz", layouts.label_map(areas, values), spacing)
+    return root
+
+
+def test_a_folder_for_each_hospital_makes_them_sites_that_annotate_what_their_masks_show(tmp_path: Path) -> None:
+    counts = {"north": 12, "south": 12, "St. Mary": 2}
+    experiment, text = made(write_hospitals(tmp_path / "data", counts), *NO_PATIENTS, *ORGANS_NAMED)
+    assert "Its column hospital is the first folder of each path: St. Mary, north and south." in text
+    assert 'If these are no hospitals: --source-column "".' in text
+    assert "A class that no mask of a hospital shows is taken for one that it does not outline" in text
+    settings = read_experiment(experiment).experiment
+    partition: Any = settings.partition
+    assert partition.images == "source"
+    assert partition.lists == {site: tuple(sorted(OWN_ORGANS[site])) for site in OWN_ORGANS}
+    # Also the hospital of two patients trains: the split has one of them at least in the training part.
+    options = ("--set", "run.rounds=1", "--backend", "inline")
+    ended = flwr_sim("run", experiment, "--out", tmp_path / "run", *options)
+    assert ended.code == 0, ended.err
+    assert "3 of 3 sites" in " ".join((ended.out + ended.err).split())
+
+
+def test_a_hospital_whose_patients_all_go_to_other_parts_is_named_in_run_and_report(tmp_path: Path) -> None:
+    counts = {"north": 12, "south": 12, "St. Mary": 2}
+    experiment, _ = made(write_hospitals(tmp_path / "data", counts), *NO_PATIENTS, *ORGANS_NAMED)
+    lists = 'partition.lists={"north" = ["Kidney", "Liver", "Spleen"], "south" = ["Pancreas"], "St. Mary" = ["Spleen"]}'
+    spec: Any = read_experiment(experiment).experiment.data
+    seeds = (seed for seed in range(200) if not trains(spec, seed, experiment.parent))
+    more = ("--set", lists, "--set", f"data.split_seed={next(seeds)}", "--set", "run.rounds=1", "--backend", "inline")
+    ended = flwr_sim("run", experiment, "--out", tmp_path / "run", *more)
+    assert ended.code == 0, ended.err
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    for text in (ended.out + ended.err, page):
+        assert "not in the training: St. Mary (" in " ".join(text.split())
+        assert "data.split_seed" in text
+
+
+def trains(spec: FolderDatasetSpec, seed: int, base: Path) -> bool:
+    """Return True if St. Mary has a training image with this seed."""
+    spec = spec.model_copy(update={"split_seed": seed})
+    table = assign_split_parts(open_folder_label_table(spec, base), spec)
+    return "train" in table.parts[table.sources == "St. Mary"]
+
+
+def test_the_users_word_settles_which_folders_are_hospitals(tmp_path: Path) -> None:
+    root = write_hospitals(tmp_path / "data", {"north": 8, "south": 8})
+    experiment, _ = made(root, *NO_PATIENTS, *ORGANS_NAMED[:6], "--source-column", "")
+    assert read_experiment(experiment).experiment.data.source_column is None  # type: ignore[union-attr]
+    found = find_mask_folders(root, "")
+    assert found is not None
+    assert found.sources is None
+    for name, numbered in {"north": "A1", "south": "A2"}.items():
+        (root / name).rename(root / numbered)
+    unsaid, said = find_mask_folders(root), find_mask_folders(root, "/1")
+    assert unsaid is not None
+    assert unsaid.sources is None  # numbered, as patients are
+    assert said is not None
+    assert said.sources is not None
+    assert set(said.sources.hospitals.values()) == {"A1", "A2"}
+    assert "--source-column /9" in fault_of(root, "/3").replace("/3", "/9")
+
+
+def test_patients_that_two_hospitals_number_alike_are_two(tmp_path: Path) -> None:
+    for hospital in ("north", "south"):
+        layouts.write_cases(tmp_path / hospital, 3, VALUES)
+    found = find_mask_folders(tmp_path)
+    assert found is not None
+    assert len(set(found.patients.values())) == 6
+
+
+def test_descriptions_of_hospitals_that_contradict_one_another_are_refused(tmp_path: Path) -> None:
+    layouts.write_nnunet(tmp_path / "north", 3, {"Liver": 1})
+    layouts.write_nnunet(tmp_path / "south", 3, {"Spleen": 2})
+    found = find_mask_folders(tmp_path)
+    assert found is not None
+    assert found.values == {1: "Liver", 2: "Spleen"}
+    (tmp_path / "south" / "dataset.json").write_text(json.dumps({"labels": {"background": 0, "Spleen": 1}}))
+    assert "1 = Liver at north and 1 = Spleen at south" in fault_of(tmp_path)
+
+
+def test_unlike_voxels_get_a_spacing_that_the_file_names(tmp_path: Path) -> None:
+    root = write_hospitals(tmp_path / "data", {"north": 12, "south": 12}, unlike=True)
+    experiment, text = made(root, *NO_PATIENTS, *ORGANS_NAMED[:6])
+    spec = read_experiment(experiment).experiment.data
+    assert isinstance(spec, FolderDatasetSpec)
+    # Half have voxels of 6 x 3 x 3 mm, half of 12 x 2 x 2 mm: the medians are 9 and 2.5 mm. The longest volumes are
+    # 10 x 12 mm = 120 mm high, 24 x 3 mm = 72 mm wide: 13.3 and 28.8 voxels.
+    assert spec.spacing == (9.0, 2.5, 2.5)
+    assert spec.image_size == (14, 29, 29)
+    assert "voxels of the files are unlike in size" in text
+    assert "each volume is resized as a whole" not in text
+
+
+def test_a_spacing_of_fine_voxels_is_made_coarser_from_the_finest_axis_on() -> None:
+    volumes = [
+        VolumeHeader((100, 512, 512), (5.0, 0.8, 0.8), "NIfTI"),
+        VolumeHeader((300, 256, 256), (1.0, 0.6, 0.6), "NIfTI"),
+    ]
+    # 500 mm high in 48 voxels: none is smaller than 10.4 mm.
+    assert choose_volume_spacing(volumes) == (10.4, 10.4, 10.4)
+    assert choose_volume_size(volumes) == (48, 40, 40)
+    assert choose_volume_spacing(volumes[:1] * 2) is None
+
+
 def test_a_run_of_the_written_experiment_ends_with_a_report(tmp_path: Path) -> None:
     experiment, _ = made(layouts.write_nnunet(tmp_path / "data", COUNT, VALUES), *NO_PATIENTS)
     more = ("--set", "run.rounds=1")
@@ -166,9 +286,9 @@ def test_a_second_call_with_the_answer_goes_on(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- folders that do not fit
 
 
-def fault_of(folder: Path) -> str:
+def fault_of(folder: Path, statement: str | None = None) -> str:
     with pytest.raises(BadInput) as refused:
-        find_mask_folders(folder)
+        find_mask_folders(folder, statement)
     return str(refused.value)
 
 
@@ -183,6 +303,49 @@ def test_a_mask_without_an_image_is_refused_by_name(tmp_path: Path) -> None:
     layouts.write_nnunet(tmp_path, 3, VALUES)
     (tmp_path / "imagesTr" / "case_001_0000.nii.gz").unlink()
     assert "labelsTr/case_001.nii.gz" in fault_of(tmp_path)
+
+
+def test_links_to_folders_are_followed(tmp_path: Path) -> None:
+    layouts.write_nnunet(tmp_path / "disk", 3, VALUES)
+    (tmp_path / "data").mkdir()
+    for name in ("imagesTr", "labelsTr", "dataset.json"):
+        (tmp_path / "data" / name).symlink_to(tmp_path / "disk" / name)
+    found = find_mask_folders(tmp_path / "data")
+    assert found is not None
+    assert len(found.images) == 3
+    assert len(found.values) == 3
+
+
+@pytest.mark.parametrize("stems", ["あいう", ("März 1", "März 2", "Mörz 1"), ("a b", "A.b", "ab")])
+def test_names_of_any_letters_lead_from_image_to_mask(tmp_path: Path, stems: Sequence[str]) -> None:
+    for stem in stems:
+        layouts.write(tmp_path / "images" / f"{stem}.NII.GZ", layouts.draw(1)[0][0])
+        layouts.write(tmp_path / "masks" / f"{stem}.NII.GZ", layouts.draw(1)[0][0])
+    found = find_mask_folders(tmp_path)
+    assert found is not None
+    assert found.images == {f"images/{stem}.NII.GZ": {"": f"masks/{stem}.NII.GZ"} for stem in sorted(stems)}
+
+
+def test_two_masks_of_one_image_are_refused_with_both_names(tmp_path: Path) -> None:
+    layouts.write_nnunet(tmp_path, 3, VALUES)
+    layouts.write(tmp_path / "segTr" / "case_001.nii.gz", layouts.draw(1)[0][0])
+    fault = fault_of(tmp_path)
+    assert (
+        '"segTr/case_001.nii.gz" ("imagesTr/case_001_0000.nii.gz" has another mask, "labelsTr/case_001.nii.gz"' in fault
+    )
+
+
+def test_folders_of_images_and_masks_of_which_no_names_fit_are_no_classes(tmp_path: Path) -> None:
+    for number in range(3):
+        layouts.write(tmp_path / "images" / f"c{number:02}.nii.gz", layouts.draw(1)[0][0])
+        layouts.write(tmp_path / "masks" / f"c{number}.nii.gz", layouts.draw(1)[0][0])
+    assert "3 masks belong to no image" in fault_of(tmp_path)
+
+
+def test_a_picture_beside_a_volume_of_its_name_is_refused(tmp_path: Path) -> None:
+    layouts.write_nnunet(tmp_path, 3, VALUES)
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "imagesTr" / "case_001.png")
+    assert "imagesTr/case_001.png and imagesTr/case_001_0000.nii.gz" in fault_of(tmp_path)
 
 
 def test_masks_of_a_kind_that_is_not_read_are_refused(tmp_path: Path) -> None:

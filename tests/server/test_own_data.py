@@ -428,7 +428,7 @@ PLACES = ("St. Mary", "Ulm", "Univ. South")
         pytest.param(
             "file,patient,Hospital,Fluid,Mass",
             [f"{n:03}.png,p{n},{PLACES[n % 3]},{n // 3 % 2 * (n % 3 > 0)},{n // 3 % 2}" for n in range(60)],
-            ["only 0 there, though others have 1: St. Mary Fluid."],
+            ["Of these all labels are 0, and some of other hospitals are 1: St. Mary Fluid."],
             ["without a label"],
             id="zeros alone at one hospital",
         ),
@@ -504,7 +504,10 @@ def test_columns_in_spellings_of_one_name_wait_for_a_decision(tmp_path: Path) ->
 
 def test_label_columns_without_any_0_wait_for_the_meaning_of_a_blank(tmp_path: Path) -> None:
     path = table(tmp_path, "file,patient,Fluid,Mass", *(line.replace(",0", ",") for line in rows(40, "{a},{b}")))
-    made(path, says=["only 1 and blank, no 0: Fluid, Mass.", "Next: first decide on blank in"])
+    made(
+        path,
+        says=["No image is without it: Fluid, Mass, whose labels are 1 or blank.", "Next: first decide on blank in"],
+    )
     confirm(path, "blank =")
     assert counts_of(path) == [[20, 19], [20, 21]]
 

@@ -104,6 +104,13 @@ def test_names_are_escaped_and_shown_as_they_are_and_the_same_run_gives_the_same
         assert name in body_text(run_html)
 
 
+def test_a_round_that_validation_did_not_choose_is_not_called_the_best(tmp_path: Path) -> None:
+    text = report_text(write(tmp_path / "run", last_model_because="fewer than 3 hospitals sent a validation loss"))
+    assert "No best round was chosen by validation" in text
+    assert "best round:" not in text
+    assert "it was the best by" not in text
+
+
 @pytest.mark.parametrize(
     ("page", "facts"),
     [

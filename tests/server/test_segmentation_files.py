@@ -1,5 +1,6 @@
 """What a trained segmentation writes: masks of pictures, an ONNX file, its report, and refusals by name."""
 
+import io
 import json
 from pathlib import Path
 
@@ -7,16 +8,19 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 from polyclinic.common.errors import BadInput
 from polyclinic.common.models.network import build_network, decide_class_areas
 from polyclinic.common.models.saved import save_model
 from polyclinic.common.models.zoo.spec import ModelSpec
+from polyclinic.common.prediction.masks import name_class_files, name_mask_files
 from polyclinic.data.images.masks import PictureGrid, fit_mask_to_format, restore_mask_to_grid
 from polyclinic.data.images.reading import DecodedImageFormat
 from polyclinic.server.export.evaluation import evaluate_saved_model
 from polyclinic.server.export.exported_model import ExportFormat, export_model
 from polyclinic.server.export.prediction import predict_to_csv
+from polyclinic.server.reporting.tables import format_run_result
 from polyclinic.server.runs.reader import read_run
 from polyclinic.studies.comparison import compare_methods
 from polyclinic.studies.comparison_report import comparison_as_markdown, write_comparison_report
@@ -57,11 +61,11 @@ def test_predict_writes_masks_of_the_pictures_own_size(tmp_path: Path, task: str
     assert json.loads((out / "classes.json").read_text()) == {"Left kidney": 1, "Liver": 2}
     files = sorted(file.name for file in out.glob("*.png"))
     if task == "exclusive_segmentation":
-        assert files == ["high.png.png", "wide.png.png"]
-        assert set(np.unique(mask_of(out / "wide.png.png"))) <= {0, 1, 2}
+        assert files == ["high.png", "wide.png"]
+        assert set(np.unique(mask_of(out / "wide.png"))) <= {0, 1, 2}
     else:
-        assert files == [f"{name}.png.{of}.png" for name in ("high", "wide") for of in CLASSES]
-        assert set(np.unique(mask_of(out / "wide.png.Liver.png"))) <= {0, 255}
+        assert files == [f"{name}.{of}.png" for name in ("high", "wide") for of in CLASSES]
+        assert set(np.unique(mask_of(out / "wide.Liver.png"))) <= {0, 255}
     assert all(mask_of(file).shape == (10, 20) for file in out.glob("wide*.png"))
 
 
@@ -79,7 +83,30 @@ def test_predicted_masks_are_those_of_the_network(tmp_path: Path) -> None:
     areas = decide_class_areas(logits, "exclusive_segmentation")[0].numpy()
     expected = areas[0] * 1 + areas[1] * 2
     assert expected.max() > 0
-    assert np.array_equal(mask_of(tmp_path / "masks" / "own.png.png"), expected)
+    assert np.array_equal(mask_of(tmp_path / "masks" / "own.png"), expected)
+
+
+NAMES = {
+    "v.nii.gz": "v",
+    "north/V.NII.GZ": "north/V",
+    "scan.nii": "scan",
+    "it.dcm": "it",
+    "series/ct": "series/ct",
+    "1.2.840.7": "1.2.840.7",
+    "p.1.png": "p.1",
+    "b.png": "b.png",  # beside b.jpg
+    "b.jpg": "b.jpg",
+    "b.png.png": "b.png.png",
+}
+
+
+def test_masks_have_the_names_of_their_pictures_without_the_extension() -> None:
+    assert name_mask_files(list(NAMES)) == NAMES
+    assert len(set(NAMES.values())) == len(NAMES)
+
+
+def test_classes_whose_names_differ_in_signs_of_no_file_name_have_a_file_each() -> None:
+    assert name_class_files({"L/R": 1, "L:R": 2, "Liver": 3}) == {"L/R": "L_R_1", "L:R": "L_R_2", "Liver": "Liver"}
 
 
 @pytest.mark.parametrize("resize", ["pad", "stretch"])
@@ -156,3 +183,17 @@ def test_ray_ends_in_the_inline_model_and_its_figures(tmp_path: Path) -> None:
     assert on_ray["backend"] == "ray"
     for key in ("model_sha256", "test"):
         assert inline[key] == on_ray[key]
+
+
+def test_the_terminal_shows_dice_and_distance_of_each_class() -> None:
+    folder, summary = finished(*ORGANS, "run.rounds=8", "training.lr=0.01")
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(format_run_result(read_run(folder)))
+    text = console.export_text()
+    of_class = summary["test"]["segmentation"]["per_class"]["Liver"]
+    (line,) = [line for line in text.splitlines() if "Liver " in line and "│" in line]
+    assert [cell.strip() for cell in line.strip("│").split("│")][-2:] == [
+        f"{of_class['dice']:.3f}",
+        f"{of_class['hd95']:.1f}",
+    ]
+    assert "HD95 is the 95 % Hausdorff distance" in text

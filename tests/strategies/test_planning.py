@@ -166,7 +166,18 @@ def test_volumes_that_no_network_halves_twice_are_refused(tmp_path: Path) -> Non
         federation(tmp_path, *nifti_settings(tmp_path, spacing=[3.0, 2.0, 2.0]), PLANNING)
 
 
-def test_files_of_any_spacing_are_refused_with_the_lines_to_write(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("spacing", "sides"), [([9.0, 1.0, 1.0], "2 × 20 × 8"), ([18.0, 1.0, 1.0], "1 × 20 × 8")])
+def test_volumes_of_few_slices_are_refused_as_nnunet_plans_none(
+    tmp_path: Path, spacing: list[float], sides: str
+) -> None:
+    with pytest.raises(BadInput, match=f"{sides} voxels. Where an axis has fewer than 8"):
+        federation(tmp_path, *nifti_settings(tmp_path, [16, 24, 16], spacing=spacing), PLANNING)
+
+
+def test_files_of_any_spacing_are_refused_with_the_lines_to_write_before_a_voxel_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyclinic.data.images.volume_pixels.read_volume", None)
     with pytest.raises(BadInput) as refused:
         federation(tmp_path, *nifti_settings(tmp_path), PLANNING)
     (fault,) = refused.value.faults

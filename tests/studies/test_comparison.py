@@ -181,7 +181,7 @@ def test_terminal_and_markdown_tables_have_the_same_figures_and_those_of_one_cla
     headings, _, _, poor = lines = markdown.splitlines()[2:6]  # below the title
     assert [line.count("|") for line in lines] == [7] * 4
     assert "| AUROC, unique | average precision | balanced accuracy |" in headings
-    assert "| against | difference | 95 % interval | classes | reference is |" in markdown
+    assert "| against | difference | 95 % interval | compared classes | reference is |" in markdown
     interval = format_difference_interval(comparison.find_method_contrast("poor").result)
     assert f"| poor | +0.275 | {interval} | 4 | too few seeds |" in markdown
     # In these runs all three measures of a class are equal, so "poor" has .575 +- .035 over all classes thrice.

@@ -20,6 +20,10 @@ COARSE_PERCENTILE = 10.0
 FIRST_PATCH_VOXELS = 256**3
 SMALLEST_MAP_SIDE = 4
 """Smallest side of the feature maps at the lowest level."""
+FEWEST_VOXELS = 2 * SMALLEST_MAP_SIDE
+"""Fewest voxels of a volume along each axis. With fewer, no level halves the axis, and the planner of nnU-Net v2 stops
+with an error (``get_pool_and_conv_props`` looks for the spacing of an axis that it has left out): such data get its
+configuration of single slices."""
 FIRST_FEATURES, MOST_FEATURES = 32, 320
 CONVOLUTIONS = 2
 """Number of convolutions of each level, in the encoder and in the decoder."""

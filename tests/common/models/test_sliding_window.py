@@ -102,7 +102,7 @@ def test_predict_writes_the_mask_of_a_volume_that_is_larger_than_a_patch(tmp_pat
         areas = decide_class_areas(network(images), "exclusive_segmentation")[0].numpy()
     predict_masks(network, network.class_names, file.parent, form, tmp_path / "masks")
     expected = areas[0] * 1 + areas[1] * 2
-    written = read_volume(tmp_path / "masks" / "one.nii.gz.nii.gz").voxels
+    written = read_volume(tmp_path / "masks" / "one.nii.gz").voxels
     assert len(np.unique(expected)) == 3
     assert np.array_equal(written, restore_volume_mask(expected, read_volume_grid(file), form))
 
