@@ -230,8 +230,8 @@ def describe_sources_without_training(splits: DatasetSplits) -> str:
         return ""
     return (
         "Without training images, and not in the training: "
-        f"{list_first_and_count_rest(described, _MAX_CLASSES_LISTED)}. The split took all of their patients for other parts. To let them train, take another data.split_seed, or name a "
-        "data.split_column that says who trains."
+        f"{list_first_and_count_rest(described, _MAX_CLASSES_LISTED)}. The split took all of their patients for other "
+        "parts. To let them train, take another data.split_seed, or name a data.split_column that says who trains."
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from polyclinic.common.errors import BadInput, Fault
 from polyclinic.common.system.plain_text import list_first_and_count_rest
-from polyclinic.data.base.vocabulary import PART_NAMES
+from polyclinic.data.base.vocabulary import PART_WORDS
 from polyclinic.data.tables.columns import HOSPITAL_HEADINGS, make_heading_key
 
 HOSPITAL_COLUMN = "hospital"
@@ -81,7 +81,7 @@ def find_hospital_folders(
     counts = Counter(names)
     if not all(names) or not 1 < len(counts) <= _MOST_HOSPITALS or min(counts.values()) < 2:
         return None
-    others = {*PART_NAMES, *words}
+    others = {*PART_WORDS, *words}
     if any(word in others for name in counts for word in _split_into_words(name)) or are_numbered(counts):
         return None
     return HospitalFolders(dict(zip(images, names, strict=True)), is_assumed=True)
@@ -99,7 +99,7 @@ def are_numbered(names: Collection[str]) -> bool:
 
 def name_parts(names: Collection[str]) -> dict[str, str]:
     """Return name -> part of the split if all names are words for parts, with training and test; else empty."""
-    parts = {name: PART_NAMES[name.casefold()] for name in names if name.casefold() in PART_NAMES}
+    parts = {name: PART_WORDS[name.casefold()] for name in names if name.casefold() in PART_WORDS}
     return parts if len(parts) == len(set(names)) and {"train", "test"} <= set(parts.values()) else {}
 
 
