@@ -17,7 +17,7 @@ from polyclinic.studies.benchmark_results import BenchmarkResult
 from polyclinic.studies.claims import format_markdown_table, format_p_value
 from polyclinic.studies.statistics import MethodRanking, PairedTest, compute_paired_test, rank_methods
 
-EQUAL_STEPS_FORM, EQUAL_TIME_FORMS = "ours12", ("ours84", "ours36")
+EQUAL_STEPS_FORM, EQUAL_TIME_FORMS = "ours12", ("ours84", "ours60", "ours48", "ours36")
 """Variants of the benchmark: all rows at 12 rounds, and averaging with as many as time allows."""
 CEILING = "centralised, masked"
 IN_SEQUENCE = ("fedseq", "polyclinic", "polyclinic_passing")
