@@ -11,8 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from statistics import mean
 
-from polyclinic.studies.benchmark import read_benchmark_result
+from polyclinic.common.system.plain_text import format_number
+from polyclinic.studies.benchmark import group_results_by_block, read_benchmark_result
 from polyclinic.studies.benchmark_budgets import (
     EQUAL_ROUNDS,
     EQUAL_TIME,
@@ -20,6 +22,7 @@ from polyclinic.studies.benchmark_budgets import (
     format_budget_tables,
 )
 from polyclinic.studies.benchmark_choice import choose_by_rule, format_rule_table, judge_rule, list_candidates
+from polyclinic.studies.benchmark_file import BenchmarkVariantPlan
 from polyclinic.studies.benchmark_ours import (
     CEILING,
     EQUAL_STEPS_FORM,
@@ -55,6 +58,7 @@ Every table of the published runs; [results](results.md) says what they mean. Th
 [published.jsonl](../experiments/benchmark/published.jsonl) and
 [partitions.csv](../experiments/benchmark/partitions.csv)."""
 SINGLE_FORMS = {
+    "Passing, and missing labels left out": "passing12",
     "Hospitals whose patients differ": "centres12",
     "Methods that came later": "added12",
     "224 pixels behind a frozen trunk": "frozen60",
@@ -193,11 +197,33 @@ def list_deciding_tables() -> dict[str, str]:
         "equal time": reached,
         "ours at equal steps": steps,
         "ours in equal time": time,
-        **{
-            form: select_section(benchmark_as_markdown(read_form(form)), "Block by block")
-            for form in SINGLE_FORMS.values()
-        },
+        **{form: describe_single_form(form) for form in SINGLE_FORMS.values()},
     }
+
+
+def describe_single_form(form: str) -> str:
+    """Return the means of a form by data set with their intervals, and what its runs cost."""
+    result = read_form(form)
+    data_sets = list(dict.fromkeys(block.data for block in result.blocks))
+    methods = [method for method in result.methods if method.auroc is not None]
+    ranked = sorted(methods, key=lambda method: (bool(method.beyond), -(method.auroc or 0)))
+    head = ["AUROC", *data_sets, *(["mean"] if len(data_sets) > 1 else [])]
+    rows = list[list[str]]()
+    for method in ranked:
+        means = [method.by_data[data] for data in data_sets]
+        overall = [format_number(mean(each.auroc for each in means))] if len(data_sets) > 1 else []
+        rows.append([f"`{method.label}`", *map(format_mean_cell, means), *overall])
+    runs, hours = measure_form_cost(form)
+    cost = f"± is half of a 95 % interval over test patients and seeds. {runs} runs, {hours:.1f} core-hours."
+    return f"{format_markdown_table(head, rows)}\n\n{cost}"
+
+
+def measure_form_cost(form: str) -> tuple[int, float]:
+    """Return the number of a form's finished runs, those that choose rates included, and their hours of a CPU core."""
+    plan = BenchmarkVariantPlan.read_benchmark_variant(FOLDER, form)
+    lines = group_results_by_block(plan, read_result_lines(RUNS_OF_FORM.get(form, RUNS)))
+    seconds = {line.key: line.cpu_seconds for line in lines.values()}
+    return len(seconds), sum(seconds.values()) / 3600
 
 
 def write_pages() -> None:

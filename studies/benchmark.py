@@ -37,6 +37,7 @@ from polyclinic.studies.benchmark_results import (
     make_benchmark_result_line,
     read_result_lines,
 )
+from polyclinic.studies.benchmark_scores import write_test_scores
 from polyclinic.studies.runner import RunsFailed, run_and_measure_trial, run_in_parallel, start_fork_server
 from polyclinic.studies.trial import Trial, check_trials
 
@@ -56,6 +57,7 @@ class BenchmarkOptions:
         row: Method to compare with all rows of the variant; empty for none.
         row_settings: Overrides for the runs of ``row``.
         published: File of finished runs that is only read; None for none.
+        scores: Folder for each run's scores on its test images; None to write none.
     """
 
     folder: Path
@@ -68,6 +70,7 @@ class BenchmarkOptions:
     row: str = ""
     row_settings: tuple[str, ...] = ()
     published: Path | None = None
+    scores: Path | None = None
 
     def read_plan(self) -> BenchmarkVariantPlan:
         """Read the variant from its file, and add the row that the user compares with it.
@@ -155,11 +158,11 @@ def _run_missing_runs(
         trial = Trial(run.experiment, scratch / run.results_key, run.overrides, run.method, pages=False)
         try:
             failure, cpu_seconds = run_and_measure_trial(trial)
-            return (
-                (failure, None)
-                if failure
-                else ("", make_benchmark_result_line(run, read_run(trial.unfinished_folder), cpu_seconds))
-            )
+            if failure:
+                return failure, None
+            if options.scores and not run.tuning:
+                write_test_scores(run, trial.unfinished_folder, options.scores)
+            return "", make_benchmark_result_line(run, read_run(trial.unfinished_folder), cpu_seconds)
         finally:
             shutil.rmtree(trial.unfinished_folder, ignore_errors=True)
 

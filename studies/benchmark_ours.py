@@ -17,7 +17,7 @@ from polyclinic.studies.benchmark_results import BenchmarkResult
 from polyclinic.studies.claims import format_markdown_table, format_p_value
 from polyclinic.studies.statistics import MethodRanking, PairedTest, compute_paired_test, rank_methods
 
-EQUAL_STEPS_FORM, EQUAL_TIME_FORMS = "ours12", ("ours84", "ours36")
+EQUAL_STEPS_FORM, EQUAL_TIME_FORMS = "ours12", ("ours84", "ours60", "ours48", "ours36")
 """Variants of the benchmark: with 12 rounds for all methods, and with more rounds of averaging, at equal time."""
 CEILING = "centralised, masked"
 """Label of the row that is trained with all images in one place."""

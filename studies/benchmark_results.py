@@ -49,6 +49,7 @@ class RunResultLine(BaseModel):
     Attributes:
         key: Hash of the run's settings.
         code: Hash of the code on which the result depends (:func:`hash_result_code`).
+        commit: Git commit of the checkout that ran it; empty in an installed package and in earlier files.
         validation_auroc: Highest validation AUROC of all rounds, by which a learning rate is chosen; None if there is
             no validation AUROC.
         interval: 95 % interval of the mean AUROC of all classes, by a bootstrap over the patients of the test part;
@@ -61,6 +62,7 @@ class RunResultLine(BaseModel):
 
     key: str
     code: str
+    commit: str = ""
     data: str
     pattern: str
     method: str
@@ -95,6 +97,7 @@ def make_benchmark_result_line(planned: PlannedRun, run: RunFolderContent, cpu_s
     return RunResultLine(
         key=planned.results_key,
         code=hash_result_code(),
+        commit=find_git_commit(),
         data=planned.data,
         pattern=planned.pattern,
         method=planned.method,
@@ -159,7 +162,7 @@ def append_result_line(path: Path, line: RunResultLine) -> None:
 RUNS_HEADING = (
     "data", "pattern", "method", "learning_rate", "seed", "chooses_rate", "rounds", "best_round", "class", "positives",
     "negatives", *BENCHMARK_METRICS, "auroc_low", "auroc_high", "validation_auroc", "cpu_seconds", "megabytes", "code",
-    "key",
+    "commit", "key",
 )  # fmt: skip
 
 
@@ -182,7 +185,7 @@ def format_runs_as_csv(lines: Iterable[RunResultLine]) -> str:
             line.rounds,
             line.best_round,
         )
-        cost = (line.validation_auroc, line.cpu_seconds, line.megabytes, line.code, line.key)
+        cost = (line.validation_auroc, line.cpu_seconds, line.megabytes, line.code, line.commit, line.key)
         for name, result in line.classes.items():
             measures = [getattr(result, measure) for measure in BENCHMARK_METRICS]
             low, high = result.interval or (None, None)
@@ -206,6 +209,30 @@ def hash_result_code() -> str:
                 ]
         digest.update(f"{path.relative_to(_ROOT)}\n{ast.dump(tree)}\n".encode())
     return digest.hexdigest()[:12]
+
+
+@cache
+def find_git_commit(checkout: Path = _ROOT.parent) -> str:
+    """Return the commit that is checked out in a folder; empty if the folder is no checkout of git.
+
+    Changes that are not committed do not show here; :func:`hash_result_code` sees them.
+    """
+    folder = checkout / ".git"
+    if folder.is_file():  # a further work tree names the folder of its own state
+        folder = checkout / folder.read_text(encoding="utf-8").removeprefix("gitdir:").strip()
+    head = folder / "HEAD"
+    if not head.is_file():
+        return ""
+    kind, _, reference = head.read_text(encoding="utf-8").strip().partition(" ")
+    if kind != "ref:":
+        return kind
+    shared = folder / "commondir"
+    common = folder / shared.read_text(encoding="utf-8").strip() if shared.is_file() else folder
+    if (common / reference).is_file():
+        return (common / reference).read_text(encoding="utf-8").strip()
+    packed = common / "packed-refs"
+    lines = packed.read_text(encoding="utf-8").splitlines() if packed.is_file() else []
+    return next((line.partition(" ")[0] for line in lines if line.endswith(f" {reference}")), "")
 
 
 @dataclass(frozen=True)

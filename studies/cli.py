@@ -394,6 +394,10 @@ def run_reference_benchmark(
     method: Annotated[
         str, typer.Option("--method", help="Run this method alone, and say where it stands among the published rows.")
     ] = "",
+    scores: Annotated[
+        Path | None,
+        typer.Option("--scores", help="Folder for each run's scores on its test images, and their labels (csv)."),
+    ] = None,
     overrides: Overrides = [],  # noqa: B006
     yes: Yes = False,
 ) -> None:
@@ -432,6 +436,7 @@ def run_reference_benchmark(
         row=method,
         row_settings=tuple(overrides),
         published=folder / "published.jsonl" if method else None,
+        scores=scores,
     )
     if estimate:
         print_cost_estimate(options, console)

@@ -124,6 +124,9 @@ STAGES = {
     "polyclinic_parallel": ("run.rounds=4", "method.mean_rounds=2"),  # rounds 2 and 3 are averaged, 4 solves rows
     "sfedkd": ("run.rounds=3",),  # from round 2 on with teachers
     "fedlsm": ("run.rounds=3",),
+    "condistfl": ("run.rounds=3",),
+    "scaffold": ("run.rounds=3", "training.optimizer=sgd"),  # control variates at both ends
+    "fedrep": ("run.rounds=3",),  # each hospital keeps its head
     "moon": ("run.rounds=3",),  # each hospital keeps its last model
     "ditto": ("run.rounds=3",),  # each hospital has a model of its own in its memory
 }

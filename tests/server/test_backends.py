@@ -18,7 +18,8 @@ from polyclinic.common.errors import BadInput
 from polyclinic.common.hosts import HostUse, permit_hosts
 from polyclinic.server.simulation.backends.ray_grid import RayGrid
 from polyclinic.strategies.engine.events import RunStopped
-from tests.federations import ALL_DIGITS, DIGITS, federation, finished
+from polyclinic.strategies.registry import STRATEGIES
+from tests.federations import ALL_DIGITS, DIGITS, federation, finished, needs_of
 from tests.network.real import eventually, lines_of
 from tests.processes import command_line, kill
 from tests.server.commands import PROGRAM, rounds_of
@@ -130,6 +131,18 @@ def test_ray_gives_the_inline_model_bit_for_bit_and_answers_nobody_else(
     assert addresses <= {"::ffff:127.0.0.1", "127.0.0.1"}
     assert addresses
     assert [child.name() for child in children() if "ray" in child.name()] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", STRATEGIES)
+def test_ray_gives_the_inline_model_with_every_method(method: str, tmp_path: Path) -> None:
+    """In three rounds, with what sites and coordinator remember from one round to the next."""
+    overrides = (f"run.method={method}", "run.rounds=3", *needs_of(method))
+    inline = federation(tmp_path, *overrides, out="inline")
+    on_ray = federation(tmp_path, *overrides, ON_RAY, "simulation.workers=2", out="ray")
+    assert (inline["backend"], on_ray["backend"]) == ("inline", "ray")
+    for key in ("model_sha256", "test", "per_site"):
+        assert inline[key] == on_ray[key]
 
 
 @pytest.mark.long
