@@ -21,6 +21,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
@@ -47,14 +48,18 @@ from polyclinic.server.simulation.simulate import simulate
 from polyclinic.studies.benchmark_file import BenchmarkVariantPlan
 from polyclinic.studies.claims import format_markdown_table
 
-FOLDER = Path("experiments/benchmark")
-BLOCK = ("ham10000", "drawn7")
-METHODS = ("surgical", "polyclinic", "polyclinic_passing", "sfedkd")
-PASSING = METHODS[1:]
-MEMBERS, STRANGERS = 40, 280
-"""Images of each hospital, and images that nobody trained on."""
-FALSE_ALARMS = 0.05
-SCORES = ("loss", "drop", "cosine")
+BENCHMARK_FOLDER = Path("experiments/benchmark")
+BENCHMARK_BLOCK = ("ham10000", "drawn7")
+ATTACKED_METHODS = ("surgical", "polyclinic", "polyclinic_passing", "sfedkd")
+PASSING_METHODS = ATTACKED_METHODS[1:]
+MEMBERS_PER_SITE = 40
+"""Training images of each hospital that are attacked."""
+NON_MEMBERS = 280
+"""Attacked images that nobody trained on."""
+FALSE_POSITIVE_RATE = 0.05
+ROWS_AT_ONCE = 80
+"""Number of images whose gradients are held in memory at a time."""
+ATTACK_SCORES = ("loss", "drop", "cosine")
 
 Floats = NDArray[np.float64]
 
@@ -125,13 +130,13 @@ def draw_target(file: ExperimentFile, seed: int) -> tuple[Target, tuple[str, ...
     annotated, names = {}, data.splits.class_names
     for number, part in enumerate(data.parts, 1):
         site = f"site-{number}"
-        rows = generator.choice(part.train, MEMBERS, replace=False)
+        rows = generator.choice(part.train, MEMBERS_PER_SITE, replace=False)
         parts.append(data.splits.train.select_rows(np.sort(rows)))
-        owners += [site] * MEMBERS
+        owners += [site] * MEMBERS_PER_SITE
         annotated[site] = np.isin(names, part.class_names)
-    rows = generator.choice(len(data.splits.test), STRANGERS, replace=False)
+    rows = generator.choice(len(data.splits.test), NON_MEMBERS, replace=False)
     parts.append(data.splits.test.select_rows(np.sort(rows)))
-    owners += [""] * STRANGERS
+    owners += [""] * NON_MEMBERS
     pixels = [convert_to_channels_first(part.images) for part in parts]
     images = torch.cat(pixels).float()
     labels = torch.from_numpy(np.concatenate([np.nan_to_num(part.labels) for part in parts])).float()
@@ -183,13 +188,16 @@ class Attacker:
         products = np.zeros(len(self.target.images))
         squares = np.zeros(len(self.target.images))
         gradients = vmap(grad(compute_loss), in_dims=(None, 0, 0))
-        for rows in torch.arange(len(self.target.images)).split(80):
+        count = len(self.target.images)
+        for start in range(0, count, ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
             of_rows = gradients(parameters, self.target.images[rows], self.target.labels[rows])
             for name, gradient in of_rows.items():
                 flat = gradient.detach().flatten(1)
                 products[rows] -= (flat @ torch.from_numpy(change[slices[name]])).numpy()
                 squares[rows] += flat.square().sum(1).numpy()
-        return products / np.sqrt(squares * np.square(change, dtype=np.float64).sum() + 1e-30)
+        cosines: Floats = products / np.sqrt(squares * np.square(change, dtype=np.float64).sum() + 1e-30)
+        return cosines
 
     def score_images(
         self, pairs: Sequence[tuple[ModelGroups, ModelGroups]], classes: NDArray[np.bool_]
@@ -203,21 +211,18 @@ class Attacker:
 
 
 def pair_models_of_a_hospital(
-    visits: Iterable[Visit], site: str, passing: bool
+    visits: Iterable[Visit], site: str, *, passing: bool
 ) -> list[tuple[ModelGroups, ModelGroups]]:
     """Return the pairs of models whose difference is the training of other sites, as one site sees it."""
-    own = [visit for visit in visits if visit.site == site]
-    return [
-        (first.returned if passing else first.received, second.received)
-        for first, second in zip(own, own[1:], strict=False)
-    ]
+    of_site = [visit for visit in visits if visit.site == site]
+    return [(first.returned if passing else first.received, second.received) for first, second in pairwise(of_site)]
 
 
-def judge_scores(scores: Floats, members: NDArray[np.bool_], strangers: NDArray[np.bool_]) -> tuple[float, float]:
-    """Return the AUROC of members against strangers, and the share of members surer than 95 of 100 strangers."""
-    both = members | strangers
+def judge_scores(scores: Floats, members: NDArray[np.bool_], non_members: NDArray[np.bool_]) -> tuple[float, float]:
+    """Return the AUROC of members against non_members, and the share of members surer than 95 of 100 non_members."""
+    both = members | non_members
     auroc = compute_mean_auroc(scores[both][:, None], members[both][:, None].astype(np.float64))
-    limit = np.quantile(scores[strangers], 1 - FALSE_ALARMS)
+    limit = np.quantile(scores[non_members], 1 - FALSE_POSITIVE_RATE)
     return float(auroc or 0.5), float((scores[members] > limit).mean())
 
 
@@ -226,16 +231,16 @@ def attack_federation(
 ) -> Iterator[tuple[str, str, float, float]]:
     """Yield attacker, score, AUROC and share for each attacker and each hospital that it attacks."""
     target = attacker.target
-    strangers, sites = target.members == "", list(target.annotated)
+    non_members, sites = target.members == "", list(target.annotated)
     for site, annotated in target.annotated.items():
         members = target.members == site
         # A round that trains nothing (solved rows) changes no trunk.
         trained = [visit for visit in visits if visit.site == site and visit.returned.trunk is not visit.received.trunk]
         pairs = [(visit.received, visit.returned) for visit in trained]
-        view = "the coordinator, or both neighbours" if name in PASSING else "the coordinator"
+        view = "the coordinator, or both neighbours" if name in PASSING_METHODS else "the coordinator"
         for score, values in attacker.score_images(pairs, annotated).items():
-            yield view, score, *judge_scores(values, members, strangers)
-        pairs = pair_models_of_a_hospital(visits, site, name in PASSING)
+            yield view, score, *judge_scores(values, members, non_members)
+        pairs = pair_models_of_a_hospital(visits, site, passing=name in PASSING_METHODS)
         if not pairs:
             continue
         other = sites[(sites.index(site) + 1) % len(sites)]
@@ -244,7 +249,7 @@ def attack_federation(
             continue
         members = target.members == other
         for score, values in attacker.score_images(pairs, classes).items():
-            yield "one other hospital", score, *judge_scores(values, members, strangers)
+            yield "one other hospital", score, *judge_scores(values, members, non_members)
 
 
 def main() -> None:
@@ -254,13 +259,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--rate", type=float, default=1e-3)
     options = parser.parse_args()
-    plan = BenchmarkVariantPlan.read_benchmark_variant(FOLDER, "ours12")
+    plan = BenchmarkVariantPlan.read_benchmark_variant(BENCHMARK_FOLDER, "ours12")
     rows = list[list[str]]()
-    for name in METHODS:
+    for name in ATTACKED_METHODS:
         method = next(each for each in plan.benchmark.methods if each.label == name)
         results = defaultdict[tuple[str, str], list[tuple[float, float]]](list)
         for seed in range(options.seeds):
-            planned = plan.make_planned_run(*BLOCK, method, options.rate, seed)
+            planned = plan.make_planned_run(*BENCHMARK_BLOCK, method, options.rate, seed)
             file = read_experiment(planned.experiment, (*planned.overrides, f"run.rounds={options.rounds}"))
             visits = run_and_record_visits(file)
             target, names = draw_target(file, seed)
@@ -269,9 +274,9 @@ def main() -> None:
             for view, score, auroc, share in attack_federation(name, visits, attacker):
                 results[view, score].append((auroc, share))
         for view in dict.fromkeys(view for view, _ in results):
-            means = [np.mean(results[view, score], axis=0) for score in SCORES]
+            means = [np.mean(results[view, score], axis=0) for score in ATTACK_SCORES]
             rows.append([f"`{name}`", view, *(f"{auroc:.3f}, {share:.2f}" for auroc, share in means)])
-    print(format_markdown_table(["method", "attacker", *SCORES], rows, names=2))
+    print(format_markdown_table(["method", "attacker", *ATTACK_SCORES], rows, names=2))
 
 
 if __name__ == "__main__":

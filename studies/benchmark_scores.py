@@ -9,7 +9,8 @@ from threading import Lock
 from typing import Any
 
 from polyclinic.common.models.network import compute_image_probabilities
-from polyclinic.common.models.saved import TENSORS, load_model
+from polyclinic.common.models.saved import load_model
+from polyclinic.common.models.zoo.spec import TENSORS_FILE
 from polyclinic.common.simulation import load_simulated_data
 from polyclinic.common.system.files import write_atomically
 from polyclinic.data.images.pixels import load_pixels_on_device
@@ -17,8 +18,8 @@ from polyclinic.studies.benchmark_file import PlannedRun
 
 _LOADING = Lock()
 """The data set that was loaded last is kept for the next run, so one thread loads at a time."""
-DIGITS = 6
-"""Decimals of a score."""
+SCORE_DECIMALS = 6
+"""Number of decimals of a written score."""
 
 
 def write_test_scores(planned: PlannedRun, run: Path, folder: Path) -> bool:
@@ -35,14 +36,14 @@ def write_test_scores(planned: PlannedRun, run: Path, folder: Path) -> bool:
     Returns:
         False if the run has no global model, as with the methods whose sites keep models of their own.
     """
-    if not (run / TENSORS).is_file():
+    if not (run / TENSORS_FILE).is_file():
         return False
     file = planned.experiment_file
     with _LOADING:
         images = load_simulated_data(file.experiment, file.path.parent).test_images
     network = load_model(run)
     scores = compute_image_probabilities(network, load_pixels_on_device(images, "cpu"))
-    rows = [[row, *(f"{score:.{DIGITS}f}" for score in of_image)] for row, of_image in enumerate(scores)]
+    rows = [[row, *(f"{score:.{SCORE_DECIMALS}f}" for score in of_image)] for row, of_image in enumerate(scores)]
     _write_table(folder / f"{planned.results_key}.csv.gz", ["image", *network.class_names], rows)
     labels = folder / f"labels-{planned.data}.csv.gz"
     if not labels.is_file():
