@@ -326,7 +326,11 @@ class BenchmarkVariantPlan:
                     yield self.make_planned_run(data, pattern, method, rate, seed)
 
     def iterate_block_runs(self, data: str, pattern: str, rates: dict[str, float]) -> Iterator[PlannedRun]:
-        """Yield the runs of a data set and label pattern, seed by seed, for methods with a rate in ``rates``."""
+        """Yield the runs of a data set and label pattern, seed by seed.
+
+        Args:
+            rates: Method -> its learning rate; a method without one is left out.
+        """
         for seed in range(self.form.seeds):
             for method in self.list_methods_for_data(data):
                 if method.label in rates:

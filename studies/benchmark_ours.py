@@ -20,7 +20,7 @@ from polyclinic.studies.statistics import MethodRanking, PairedTest, compute_pai
 EQUAL_STEPS_FORM, EQUAL_TIME_FORMS = "ours12", ("ours84", "ours60", "ours48", "ours36")
 """Variants of the benchmark: with 12 rounds for all methods, and with more rounds of averaging, at equal time."""
 CEILING = "centralised, masked"
-"""Label of the row that is trained with all images in one place."""
+"""Label of the row whose model is trained with all images in one place."""
 IN_SEQUENCE = ("fedseq", "polyclinic", "polyclinic_passing")
 """Rows whose model is passed on from site to site."""
 MANY = ", many rounds"

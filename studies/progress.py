@@ -96,7 +96,7 @@ class TrialsTimeEstimate:
         return statistics.fmean(estimates) * len(rest) / min(self.jobs, len(rest))
 
     def count_finished_and_total(self) -> tuple[int, int]:
-        """Return the number of finished runs and the number of all runs."""
+        """Return two numbers of runs: the finished ones, and all of them."""
         return sum(self.done.values()), sum(self.totals.values())
 
     def describe_trials_progress(self) -> str:

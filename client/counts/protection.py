@@ -36,7 +36,7 @@ class DisclosedColumns:
 
     Attributes:
         hidden_classes: Classes of which nothing is disclosed.
-        combined: The classes of the table of combinations: all that are not hidden.
+        combined: All classes that are not hidden; the table of combinations counts images by these.
     """
 
     columns: frozenset[Column]

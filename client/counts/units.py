@@ -80,7 +80,7 @@ class CountedData:
 
     @property
     def missing_tables(self) -> tuple[str, ...]:
-        """Return the tables that need an attribute which the hospital's table lacks."""
+        """Return the names of the tables of counts that cannot be made, because the label table lacks an attribute."""
         tables = list[str]()
         for name in ATTRIBUTES:
             if name not in self.values:

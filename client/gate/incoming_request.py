@@ -8,7 +8,7 @@ with another plan, so that a plan declined at the roll call cannot be sent later
 
 A site builds a run's initial model itself, and refuses to start training from another one. The plan determines this
 model by its seed, or by the hash of a weights file. docs/privacy.md explains the limits of this check: it does not
-cover models of later rounds, nor a coordinator that gives a first request a later round number.
+cover models of later rounds. So a coordinator that sends its first request as one of a later round avoids the check.
 """
 
 import hashlib

@@ -65,7 +65,7 @@ class LabelCountsRow:
 def write_class_samples_page(
     folder: Path, out: Path, experiment: Experiment | None, per_class: int = IMAGES_PER_CLASS
 ) -> Path:
-    """Write the page with at most ``each`` images of each class; only its owner may read the file.
+    """Write the page with at most ``per_class`` images of each class; only its owner may read the file.
 
     Raises:
         BadInput: If site.toml or the data has faults; it lists all.
@@ -111,7 +111,7 @@ def write_class_samples_page(
 def _choose_images_by_class(
     source: SiteImageSource, names: Sequence[str], labels: NDArray[np.float32], plan: HospitalPlan, per_class: int
 ) -> Iterator[ClassImageTiles]:
-    """Yield at most ``each`` training images of each class, evenly spaced, and then images that show no class."""
+    """Yield at most ``per_class`` training images of each class, evenly spaced, and then images that show no class."""
     training = source.parts == "train"
     members = {name: training & (labels[:, column] == 1) for column, name in enumerate(names)}
     members[NO_CLASS_HEADING] = training & (labels == 0).all(axis=1)

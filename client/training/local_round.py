@@ -325,7 +325,10 @@ def answer_evaluate_request(
 
 
 def evaluate_received_model(task: LocalTask, request: EvaluateRequest) -> EvaluateReply:
-    """Evaluate the received model; for a test, with the local parts of the model as they were after the best round."""
+    """Evaluate the received model on the validation part, and on the test part if the request asks for it.
+
+    A model that is tested gets the parts that stayed at this site as they were after the best round.
+    """
     site = task.site
     figures = task.figures
 

@@ -410,7 +410,7 @@ def fill_frozen_part(network: SplitNetwork, site: Site, sent: ModelGroups) -> No
     """Fill the frozen part of a network of :func:`get_unfilled_network`, from the request or from the site's disk.
 
     Args:
-        sent: The frozen part in the request, as its trunk; without trunk if the coordinator did not send it.
+        sent: Arrays of the request. ``trunk`` is the frozen part, or None if the coordinator did not send it.
 
     Raises:
         WireError: If the frozen part is neither sent nor on disk, or is not the one that the plan names.

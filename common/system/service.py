@@ -101,7 +101,7 @@ def quote_for_systemd(word: str, *, in_command: bool = False) -> str:
 
 
 def escape_whole_value(text: str) -> str:
-    """Escape a value that systemd does not split, including its spaces and quotes."""
+    """Escape a whole line's value for systemd, which reads only ``%`` in it as special, and keeps spaces and quotes."""
     return text.replace("%", "%%")
 
 

@@ -96,7 +96,9 @@ def encode_record(record: Record, written: WrittenArrays | None = None) -> Recor
 
 
 def decode_record(content: RecordDict, expected: type[AnyRecord]) -> AnyRecord:
-    """Translate a Flower ``RecordDict`` into a typed record, validate it, and escape its text for people.
+    """Translate a Flower ``RecordDict`` into a typed record and validate it.
+
+    Control characters in text that people will read are escaped.
 
     Raises:
         WireError: If the content is not a valid record of the class ``expected``.

@@ -1,4 +1,6 @@
-"""Read mask files, label maps or one file per class, and resample them to the image size of the data set.
+"""Read mask files and resample them to the image size of the data set.
+
+A picture has one label map, or one mask file for each class.
 
 The mask of a picture is a PNG file of the picture's size. JPEG is refused because it changes values, and colours are
 refused because they have no class. :mod:`polyclinic.data.images.volume_masks` reads masks of volumes.

@@ -27,7 +27,7 @@ from polyclinic.common.wire.counts import CountReply
 Z_95 = 1.959964
 """0.975 quantile of the standard normal distribution: half the width of a 95 % interval in standard deviations."""
 CellKey = tuple[str, str, str, str]
-"""Key of a count: table, class of the study, state and value."""
+"""Key of a count: its table; its class; ``present``, ``absent`` or ``unknown``; and the attribute's value or ``""``."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class RoundOutcome:
 
 
 Merge = Callable[[ExchangeReplies[TrainReply]], RoundOutcome]
-"""Merges the updates of accepted replies."""
+"""Function that makes the next model from the accepted replies of a round."""
 
 
 class CoordinatorRoundLayer:

@@ -278,7 +278,7 @@ class RollCaller:
 
         Args:
             node: The site's Flower node.
-            kind: Name of what the site has to fix: ``name``, ``version`` or ``labels``.
+            kind: Name of what the site has to fix: ``name``, ``version``, ``labels`` or ``pixels``.
             reason: Sentence for people at the site.
         """
         self.members.pop(node, None)
@@ -307,14 +307,14 @@ class RollCaller:
         noted = send_and_receive(
             self.grid, messages, lambda at_work, lost: None, deadline_s=REFUSAL_CONFIRMATION_S, enough=0
         )
-        list(noted)
+        list(noted)  # the exchange happens while its replies are read
 
     def refuse_faulty_sites(self, faults: Iterable[Fault], kind: str) -> None:
         """Refuse every site that has a fault, and send each site its faults.
 
         Args:
             faults: Faults of any sites.
-            kind: Name of what the sites have to fix: ``name``, ``version`` or ``labels``.
+            kind: Name of what the sites have to fix: ``name``, ``version``, ``labels`` or ``pixels``.
         """
         by_site: dict[str, list[str]] = {}
         for fault in faults:

@@ -184,7 +184,7 @@ def measure_harm(whole: FederationValidation, trial: FederationValidation, out: 
 
 
 def describe_harm(harm: Harm) -> str:
-    """Return why a site with such an update is excluded."""
+    """Return the reason for excluding a site whose update does this harm to the model."""
     times = harm.loss_ratio
     much = f"{times:.3g} times the validation loss" if math.isfinite(times) else "no finite validation loss"
     judges = "more than half of the other sites that judge it"

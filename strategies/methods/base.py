@@ -1,4 +1,7 @@
-"""The base class of the coordinator's half of all methods: mean of head rows, weights of sites, statistics."""
+"""Base class of the coordinator's half of each method.
+
+It averages head rows, weighs sites, and collects the statistics of their replies.
+"""
 
 import math
 import warnings

@@ -215,7 +215,10 @@ class SureImages:
 
 @dataclass(frozen=True)
 class MixedPairs:
-    """Pairs of images that are mixed ``(pairs, channels, height, width)``, their labels, and the unsure share."""
+    """Pairs of images to mix, ``(pairs, channels, height, width)``, with their labels.
+
+    ``share`` is the weight of the unsure image in the mixture; the other image has the rest.
+    """
 
     unsure: Tensor
     surest: Tensor

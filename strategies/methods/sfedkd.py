@@ -160,7 +160,11 @@ def compute_multi_class_divergences(
 
 
 def _split_target(logits: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log probabilities of target and rest ``(batch, 2)``, and of the other classes ``(batch, rows)``."""
+    """Split a prediction into its target class and all other classes.
+
+    Return log probabilities of the target and of all others together, ``(batch, 2)``, and of each class among the
+    others, ``(batch, classes)``, where the target has minus infinity.
+    """
     whole = logits.logsumexp(dim=1)
     others = logits.masked_fill(is_target, -torch.inf).logsumexp(dim=1)
     target = logits.masked_fill(~is_target, -torch.inf).logsumexp(dim=1)

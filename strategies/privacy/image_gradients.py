@@ -343,7 +343,9 @@ def _are_gradients_almost_equal(before: Sequence[Tensor], after: Sequence[Tensor
 
 @contextlib.contextmanager
 def refuse_plan_on_error() -> Iterator[None]:
-    """Convert any error inside the context into a refusal of the plan; for trials without the hospital's images.
+    """Convert any error inside the context into a refusal of the plan.
+
+    Use it where a network is tried with random images: an error that depended on a hospital's images would disclose them.
 
     Raises:
         BadInput: If anything is raised.

@@ -166,7 +166,9 @@ def check_and_write_experiment(
 
 
 def _divide_anew(data: InspectedDataset, splits: DatasetSplits, out: Path) -> DatasetSplits:
-    """Return the images divided by the split and over the hospitals that the file will name, without decoding anew.
+    """Return the images with the parts and hospitals of the experiment file that ``init`` is about to write.
+
+    No picture is decoded again.
 
     Raises:
         BadInput: If a run would refuse these hospitals.

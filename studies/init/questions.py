@@ -216,7 +216,7 @@ def refuse_open_questions(
 
 
 def _wrap_question(question: Question, width: int) -> str:
-    """Return a question's text in lines of at most ``width`` characters; the program and the option stand before."""
+    """Return a question's text in lines of at most ``width`` characters. The first line begins with the option."""
     beginning = f"error {question.option}: "
     lines = textwrap.wrap(
         beginning + question.text,

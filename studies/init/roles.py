@@ -593,7 +593,10 @@ def _refuse_sentences(name: str, names: Sequence[str]) -> None:
 
 
 def _refuse_composed_names(column: CsvColumn, name: str, separator: str, counts: Mapping[str, int]) -> None:
-    """Refuse names that consist of other names of the column, because such an image would lack these classes."""
+    """Refuse a name such as "A, B" in a column that has "A" and "B" as well.
+
+    It would become a class of its own, and its images would count as showing neither A nor B.
+    """
     composed, signs = dict[str, list[int]](), dict[str, None]()
     for place, cell in enumerate(column.cells):
         for part in split_names_of_cell(cell, separator):

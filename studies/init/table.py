@@ -86,7 +86,7 @@ MOST_HASHED_NAMES = 1_000_000
 DEPTHS = (8, 10, 12, 14, 16)
 HEAD_ROWS = 4
 _FOLDER_LEVEL = re.compile(r"/[1-9]")
-"""Value of the option if the first, second, ... folder in the path of each picture is the patient."""
+"""Form of the answer ``/1``, ``/2``, ...: the first, second, ... folder in the path of a picture is its patient."""
 _MAX_LISTED = 3
 _MAX_OFFERED = 5
 

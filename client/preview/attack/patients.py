@@ -37,10 +37,10 @@ INPUT_SIDE = 60
 DENSE_INPUT_SIDE = 12
 """Side of the image that the dense layer receives, in pixels."""
 ACTIVATION_THRESHOLD = 0.9
-"""A unit is active if its filter gives more than this.
+"""Output of a filter above which its unit counts as active.
 
-The filter gives 1 for the unit's own picture, perhaps 0.7 for another picture of the same patient, and far less for
-other pictures.
+The attack makes one unit with one filter for each tested picture. The filter gives 1 for that picture, perhaps 0.7 for
+another picture of the same patient, and far less for other pictures.
 """
 COVARIANCE_SHRINKAGE = 0.1
 """Share of the mean variance that is added to the diagonal of the covariance."""

@@ -456,9 +456,9 @@ class NetworkGrid(Grid):
         # The sender in the envelope signed the call. The sender in the reply's content may be false.
         return replace_metadata(message, src_node_id=metadata.src_node_id)
 
-    def _make_error_reply_message(self, name: str, code: int, reason: str) -> Message:
+    def _make_error_reply_message(self, message_id: str, code: int, reason: str) -> Message:
         """Return an error as the reply to the request with this message id."""
-        request = self._requests.pop(name, None)
+        request = self._requests.pop(message_id, None)
         if request is not None:
             message = request.message
         else:  # the id is not of a request of this run
