@@ -345,7 +345,8 @@ def _are_gradients_almost_equal(before: Sequence[Tensor], after: Sequence[Tensor
 def refuse_plan_on_error() -> Iterator[None]:
     """Convert any error inside the context into a refusal of the plan.
 
-    Use it where a network is tried with random images: an error that depended on a hospital's images would disclose them.
+    Use it where a network is tried with random images. An error that depended on a hospital's images would disclose
+    something about them.
 
     Raises:
         BadInput: If anything is raised.

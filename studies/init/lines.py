@@ -64,10 +64,11 @@ def find_reader_column(roles: ColumnRoles) -> str | None:
 def must_join_lines(columns: CsvTable, roles: ColumnRoles) -> bool:
     """Return True if pictures have several lines that only together say what a picture shows.
 
-    Lines of several readers do, and lines that name different findings. Other lines that differ contradict each other.
+    That is so with several readers of a picture, and with a line for each finding. In any other table, lines of one
+    picture that differ contradict each other.
     """
     images = columns.get_column(roles.image)
-    if len(images.cells) == len(images.places):
+    if len(images.cells) == len(images.places):  # as many lines as pictures
         return False
     if find_reader_column(roles) is not None:
         return True
@@ -94,7 +95,7 @@ def make_picture_table(
         patients_in_paths: Path -> patient, to write a column of the patients in the folders' names; else empty.
 
     Raises:
-        BadInput: If lines of one picture disagree on its patient, hospital or part, or on what nobody can decide.
+        BadInput: If lines of one picture disagree on its patient, hospital or part, or on a finding without a reader who decides.
     """
     pairs = [(path, row) for row, paths in enumerate(lines.paths) for path in paths]
     rows_of = defaultdict[str, list[int]](list)
@@ -108,7 +109,7 @@ def make_picture_table(
         pairs = [(path, rows[0]) for path, rows in rows_of.items()]
         cells = [labels[path] for path, _ in pairs]
     else:
-        # Lines of one picture that differ stay, so that they are refused as those of any table.
+        # Lines of one picture that differ are all written. The program that reads the table refuses them.
         label_names = [roles.finding] if roles.finding else [*roles.label_columns, *roles.mask_columns]
         of_label = [columns.get_column(name, with_line_ends=True) for name in label_names]
         cells = [[_get_cell(column, row) for column in of_label] for _, row in pairs]
@@ -119,7 +120,7 @@ def make_picture_table(
         written[PATIENT_HEADING] = [patients_in_paths[path] for path, _ in pairs]
         new = replace(new, patient=PATIENT_HEADING)
     elif roles.patient:
-        # A column of pictures may be that of patients, too, and holds paths in the new table.
+        # If one column names both picture and patient, the new table has paths there, so patients get a new column.
         heading = PATIENT_HEADING if roles.patient == roles.image else roles.patient
         written[heading] = _list_cells(columns, roles.patient, pairs)
         new = replace(new, patient=heading)
@@ -133,8 +134,9 @@ def make_picture_table(
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     writer.writerow([*written, *label_names])
-    for own_cells, of_labels in zip(zip(*written.values(), strict=True), cells, strict=True):
-        writer.writerow([*own_cells, *of_labels])
+    rows = zip(*written.values(), strict=True)
+    for row, label_cells in zip(rows, cells, strict=True):
+        writer.writerow([*row, *label_cells])
     return PictureTable(output.getvalue(), replace(new, image=image, has_folders=False), rule)
 
 
@@ -187,10 +189,10 @@ def _join_lines(
     if contradictions:
         problem = "lines of one picture name a finding, and say that there is none: "
         problem += f"{list_first_and_count_rest(contradictions, _MAX_LISTED)}."
-        own = [f"--other-finding {quote(name)}" for name in (names.normal if names is not None else ())]
+        options = [f"--other-finding {quote(name)}" for name in (names.normal if names is not None else ())]
         remedy = "Correct these lines. If they are of several readers, name their column: --reader-column. If such a "
         remedy += "name only excludes one finding, it is no class, and does not exclude the others: "
-        remedy += f"{list_first_and_count_rest(own, _MAX_LISTED)} in place of --no-finding."
+        remedy += f"{list_first_and_count_rest(options, _MAX_LISTED)} in place of --no-finding."
         raise BadInput([Fault("labels", problem, remedy)])
     if reader:
         return labels, f"a picture shows what more than half of its readers ({reader}) mark; a tie is unknown"

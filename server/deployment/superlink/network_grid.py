@@ -463,5 +463,5 @@ class NetworkGrid(Grid):
             message = request.message
         else:  # the id is not of a request of this run
             unknown_request = make_request(RecordDict(), 0, "train", group_id="", ttl=1.0)
-            message = replace_metadata(unknown_request, message_id=name)
+            message = replace_metadata(unknown_request, message_id=message_id)
         return Message(Error(code, reason), reply_to=message)
