@@ -95,7 +95,8 @@ def make_picture_table(
         patients_in_paths: Path -> patient, to write a column of the patients in the folders' names; else empty.
 
     Raises:
-        BadInput: If lines of one picture disagree on its patient, hospital or part, or on a finding without a reader who decides.
+        BadInput: If lines of one picture disagree on its patient, hospital or part,
+            or on a finding without a reader who decides.
     """
     pairs = [(path, row) for row, paths in enumerate(lines.paths) for path in paths]
     rows_of = defaultdict[str, list[int]](list)
@@ -134,9 +135,9 @@ def make_picture_table(
     output = io.StringIO()
     writer = csv.writer(output, lineterminator="\n")
     writer.writerow([*written, *label_names])
-    rows = zip(*written.values(), strict=True)
-    for row, label_cells in zip(rows, cells, strict=True):
-        writer.writerow([*row, *label_cells])
+    first_cells = zip(*written.values(), strict=True)
+    for of_picture, label_cells in zip(first_cells, cells, strict=True):
+        writer.writerow([*of_picture, *label_cells])
     return PictureTable(output.getvalue(), replace(new, image=image, has_folders=False), rule)
 
 
