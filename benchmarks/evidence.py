@@ -84,7 +84,11 @@ def make_page() -> str:
         *(
             part
             for heading, form in SINGLE_FORMS.items()
-            for part in (f"## {heading}", demote_headings(benchmark_as_markdown(read_form(form))))
+            for part in (
+                f"## {heading}",
+                describe_single_form(form),
+                demote_headings(benchmark_as_markdown(read_form(form))),
+            )
         ),
         "## More rounds",
         *describe_more_rounds(),

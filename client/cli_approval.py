@@ -61,7 +61,9 @@ def add_approver(
     if path.exists():  # before a passphrase is typed
         raise BadInput([Fault(str(path), "is there already.", "Name another file with --out.")])
     line = create_approver_key(path, name, _read_passphrase("A passphrase for the new key: ", repeat=True))
-    _print_line(f"{path}: the private key of {name}, locked with the passphrase. Keep it; no program here needs it.")
+    _print_line(
+        f"{path}: the private key of {name}, locked with the passphrase. Keep it: plans approve needs it (--key)."
+    )
     _print_line("Lines for site.toml, to be written by the person who is responsible for that file:")
     _print_line(f"\n[approvers]\n{to_toml_text(name)} = {to_toml_text(line)}\n")
     _print_line('and under [policy]: approval = "required". Then stop flwr-client and start it again.')

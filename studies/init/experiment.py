@@ -38,7 +38,7 @@ TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.
 [run]
 method = "surgical"             # {why}
 # {alternative}
-# name = {name}   # in tables and pages; the method's where left out
+# name = {name}   # in tables and pages; if left out, the method's, or in comparisons this file's
 rounds = {rounds}                     # a first look: {rounds_reason}
 
 [model]
@@ -223,7 +223,9 @@ def describe_next_command(undecided_settings: Sequence[str], out: Path) -> str:
     """Return the next command for the user, and the decisions to make before it."""
     first = f"first decide on {join_as_english_list(undecided_settings)} in {out}, then: " if undecided_settings else ""
     run = f"Next: {first}flwr-sim run {quote(str(out))} --out {quote(f'runs/{out.stem}')} --backend inline"
-    compare = f"flwr-sim compare {quote(str(out))} OTHER.toml --out {quote(f'runs/{out.stem}_methods')}"
+    compare = (
+        f"flwr-sim compare {quote(str(out))} OTHER.toml --backend inline --out {quote(f'runs/{out.stem}_methods')}"
+    )
     how = 'copy the file to OTHER.toml, write another method there, such as method = "partial_loss", and:'
     return f"{run}\nTo compare methods, {how}\n{compare}"
 
