@@ -28,8 +28,8 @@ REVIEWED = {
         "os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 384)",
     ): "the coordinator's own log, which an administrator may link to another disk",
     ("server/deployment/superlink/process.py", "coordinator.log_path.touch(mode=384)"): "the same log",
-    ("server/deployment/superlink/process.py", "open(number, 'a', encoding='utf-8')"): "the descriptor of that log",
-    ("server/export/exported_model.py", "path.write_bytes(whole.getbuffer())"): "a new file: nothing is at its name",
+    ("server/deployment/superlink/process.py", "open(descriptor, 'a', encoding='utf-8')"): "the descriptor of that log",
+    ("server/export/exported_model.py", "path.write_bytes(archive.getbuffer())"): "a new file: nothing is at its name",
     ("server/runs/folder.py", "os.open(self.path, os.O_RDONLY)"): "locks a folder",
     ("studies/runner.py", "open(os.devnull, 'wb')"): "a device of the system",
 }

@@ -41,7 +41,8 @@ Level = Literal["trusted", "masked", "private"]
 LEVEL_SENTENCES: Mapping[Level, str] = {
     "trusted": "The coordinator is trusted with this hospital's updates as with a copy of its images.",
     "masked": "The coordinator runs the published program; it sees sums only.",
-    "private": "The coordinator is not trusted: noise covers each patient. Epsilon counts for each patient in one ledger; a second ledger would begin at 0.",
+    "private": "Noise covers each patient, so the coordinator learns little of one. Epsilon counts in one ledger; a "
+    "second ledger would begin at 0.",
 }
 """Level -> sentence about the trust in the coordinator, for all pages and messages."""
 _NO_FIGURES_LEAVE = {"training_figures": False, "test_metrics": False, "test_each_round": False}

@@ -30,7 +30,7 @@ _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class ServiceProgram:
-    """One of our programs that a service keeps running.
+    """A program of ours that a service keeps running.
 
     Attributes:
         name: Name of the program, such as ``flwr-client``.

@@ -47,7 +47,7 @@ _ITEM_TAGS = (b"\xfe\xff\x00\xe0", b"\xff\xfe\xe0\x00")
 
 
 class _ReadCountLimitedFile:
-    """A binary file that limits the number of reads, and thereby the number of Python objects that pydicom creates."""
+    """A binary file that limits the number of reads and so the number of Python objects that pydicom creates."""
 
     def __init__(self, content: BinaryIO, largest_mb: int) -> None:
         self._read, self._limit = content.read, largest_mb << 20

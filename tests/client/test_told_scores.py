@@ -53,7 +53,7 @@ def test_pooled_values_enclose_those_of_shared_images_and_thresholds_are_chosen_
     for name, (youden, sensitive) in test["operating_points"].items():
         positives = sum(of_site[name].positives for of_site in histograms if name in of_site)
         negatives = sum(of_site[name].negatives for of_site in histograms if name in of_site)
-        assert youden["chosen_on"] == sensitive["chosen_on"] == (positives.sum(), negatives.sum())
+        assert youden["chosen_on"] == sensitive["chosen_on"] == [positives.sum(), negatives.sum()]
         above = BIN_EDGES[:-1] >= sensitive["threshold"]
         assert positives[above].sum() >= 0.8 * positives.sum() > positives[above][1:].sum()
         for point in (youden["decisions"], sensitive["decisions"]):

@@ -68,7 +68,7 @@ def test_a_windows_path_in_double_quotes_is_refused_with_the_line_to_write(path:
 
 COMMAND = re.compile(r"(?:flwr-(?:sim|client|server) [a-z-]+|chmod \S+|chown -R \S+) \{([^}]*)\}")
 """A command in a message, and the first value that is filled in behind it."""
-QUOTED = re.compile(r"quote_for_shell\(|quote\(|shlex\.|(word|words|places|claim)$")
+QUOTED = re.compile(r"quote_for_shell\(|quote\(|shlex\.|(word|words|places|claim|quoted_folder)$")
 
 
 @pytest.mark.parametrize("part", PARTS)

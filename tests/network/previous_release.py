@@ -56,8 +56,8 @@ import sys, polyclinic.common
 polyclinic.common.__version__ = "{release}"
 import polyclinic.common.wire.versions as versions
 versions.WIRE_VERSION = {wire}
-versions.FORMATS = {{{wire}: versions.WireFormat(), {wire} - 1: versions.WireFormat()}}
-versions.OLDEST_VERSION = {wire} - 1
+versions.WIRE_FORMATS = {{{wire}: versions.WireFormat(), {wire} - 1: versions.WireFormat()}}
+versions.OLDEST_WIRE_VERSION = {wire} - 1
 versions.PRESENT_RELEASE = versions.StatedRelease({wire}, "{release}")
 from polyclinic.client.cli import main
 main(sys.argv[1:])

@@ -111,6 +111,6 @@ def test_a_check_tells_clock_and_key_without_signing_on_disturbs_no_running_clie
     trial.coordinator.sees(site)
     assert site.program.runs
     site.end()
-    monkeypatch.setattr(polyclinic.client.check.connection, "KEY_PATIENCE_S", 0.0)
+    monkeypatch.setattr(polyclinic.client.check.connection, "REFUSED_KEY_RETRY_S", 0.0)
     trial.coordinator.revoke(site)
     eventually(lambda: connection_codes(checked(site, trial)) == [ClientExitCode.KEY], "the key is refused")

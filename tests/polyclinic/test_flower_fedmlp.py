@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,12 @@ from polyclinic.flower import FedMLP
 from polyclinic.flower.records import unpack_arrays
 from polyclinic.flower.strategies import FEDMLP_PARAMETERS
 from polyclinic.server.simulation.backends.inline import run_with_inline_grid
-from polyclinic.strategies.methods.fedmlp import FedMLPParameters, average_without_nan, compute_class_prototypes
+from polyclinic.strategies.methods.fedmlp import (
+    FedMLPParameters,
+    FedMLPSite,
+    average_without_nan,
+    compute_class_prototypes,
+)
 from tests.polyclinic.apps import CLASSES, HALVES, HEAD, SITES, FedMLPApp, data, network, run
 
 RATES = {"tag_rate_negative": 0.1, "tag_rate_positive": 0.1, "self_adaptive": False}
@@ -168,7 +174,8 @@ def test_the_parameters_are_those_that_a_run_reads(monkeypatch: pytest.MonkeyPat
             read.add(name)
             return super().__getattribute__(name)
 
-    monkeypatch.setattr("polyclinic.strategies.methods.fedmlp.FedMLPSite.table", Watched)
+    watched_traits = replace(FedMLPSite.traits, parameters_class=Watched)
+    monkeypatch.setattr(FedMLPSite, "traits", watched_traits)
     run(fedmlp(self_adaptive=True), FedMLPApp())
     # A method asks which rows are sent in the product; here whole models are.
     assert read & Watched.model_fields.keys() == FEDMLP_PARAMETERS | {"stage_one_rounds", "heads"}

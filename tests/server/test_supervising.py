@@ -111,8 +111,8 @@ def test_sigterm_reaches_the_one_that_leads_and_it_is_not_begun_again(tmp_path: 
 
 def test_a_child_does_not_outlive_the_process_that_started_it() -> None:
     code = (
-        "import os, subprocess, sys, time; from polyclinic.common.system.stopping import STARTER\n"
-        "environment = {**os.environ, STARTER: str(os.getpid())}\n"
+        "import os, subprocess, sys, time; from polyclinic.common.system.stopping import STARTER_VARIABLE\n"
+        "environment = {**os.environ, STARTER_VARIABLE: str(os.getpid())}\n"
         "program = 'from polyclinic.common.system.stopping import end_with_parent_if_requested; '\n"
         "program += 'end_with_parent_if_requested()'\n"
         "program += '; import time; print(0, flush=True); time.sleep(60)'\n"
@@ -132,10 +132,11 @@ def test_a_process_that_uses_grpc_loses_none_of_its_children_at_their_start() ->
     """``flwr-server start`` does when it starts the SuperLink again; by ``preexec_fn`` 21 of 400 were aborted."""
     code = (
         "import grpc, subprocess; from concurrent.futures import ThreadPoolExecutor\n"
-        "import os; from polyclinic.common.system.stopping import STARTER\n"
+        "import os; from polyclinic.common.system.stopping import STARTER_VARIABLE\n"
         "server = grpc.server(ThreadPoolExecutor(2)); port = server.add_insecure_port('127.0.0.1:0'); server.start()\n"
         "channel = grpc.insecure_channel(f'127.0.0.1:{port}'); grpc.channel_ready_future(channel).result(30)\n"
-        "started = lambda: subprocess.run(['true'], env={**os.environ, STARTER: str(os.getpid())}).returncode\n"
+        "started_here = {**os.environ, STARTER_VARIABLE: str(os.getpid())}\n"
+        "started = lambda: subprocess.run(['true'], env=started_here).returncode\n"
         "print({started() for _ in range(150)})"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)

@@ -29,7 +29,7 @@ def test_blocks_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     updates = [ModelGroups(rng.normal(size=1000).astype(np.float32)) for _ in range(3)]
     whole = compute_update_inner_products(updates)
-    monkeypatch.setattr(robust, "BLOCK", 7)
+    monkeypatch.setattr(robust, "NUMBERS_PER_BLOCK", 7)
     np.testing.assert_allclose(compute_update_inner_products(updates), whole, rtol=1e-12)
 
 

@@ -108,7 +108,7 @@ def test_every_method_ends_with_a_whole_run_folder(method: str, pages: bool, tmp
     assert (run / "model.safetensors").exists() == rule.parts.has_global_model
     verdict = verify_run(run / "receipt.json")
     assert verdict.faults == []
-    added_up = sum(line.startswith("round ") for line in verdict.right)
+    added_up = sum(line.startswith("round ") for line in verdict.verified)
     assert added_up == (
         0 if isinstance(strategy, SequentialMethod) and strategy.server_training_settings else summary["rounds"]
     )

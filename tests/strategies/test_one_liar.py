@@ -53,7 +53,7 @@ def verified(run: Path) -> list[str]:
     """The lines of a receipt without a fault."""
     verdict = verify_run(run)
     assert not verdict.faults
-    return verdict.right
+    return verdict.verified
 
 
 def plan(sites: int, rounds: int = 5) -> tuple[str, ...]:

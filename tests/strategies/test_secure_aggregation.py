@@ -111,7 +111,7 @@ def test_test_figures_are_of_all_images_and_no_reply_holds_one(tmp_path: Path, t
     )
     assert len([reply for reply in tests if reply.masked_classes]) == 3
     pooled, plain = (run["test"]["pooled"]["per_class"] for run in (summary, bare))
-    sites = ("site-1", "site-2", "site-3")
+    sites = ["site-1", "site-2", "site-3"]
     assert {name: figures["sites"] for name, figures in pooled.items()} == dict.fromkeys(summary["classes"], sites)
     for name, figures in pooled.items():
         same = plain[name]  # the same model within 2e-7, and every site tests on the same images here

@@ -227,7 +227,7 @@ def checked_by(hospital: Hospital, read: Callable[[], Mapping[bytes, CallingSite
 
 
 def test_a_key_that_was_not_admitted(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polyclinic.client.check.connection, "KEY_PATIENCE_S", 0.0)
+    monkeypatch.setattr(polyclinic.client.check.connection, "REFUSED_KEY_RETRY_S", 0.0)
     worst(checked_by(hospital, dict), ClientExitCode.KEY)
 
 
