@@ -139,6 +139,9 @@ REVIEWED = {
         "strategies/method_list.py: file.base_folder / name",
         "studies/benchmark.py: out / run.results_key",
         "studies/benchmark.py: scratch / run.results_key",
+        "studies/benchmark_results.py: folder / shared.read_text(encoding='utf-8').strip()",
+        "studies/benchmark_scores.py: folder / f'labels-{planned.data}.csv.gz'",
+        "studies/benchmark_scores.py: folder / f'{planned.results_key}.csv.gz'",
         "studies/benchmark_file.py: self.folder / f'{data}.toml'",
     },
     "a number, or a name that our code chooses among its own": {

@@ -24,6 +24,7 @@ FIGURES = [
     Block("equal time", EVIDENCE),
     Block("ours at equal steps", EVIDENCE),
     Block("ours in equal time", EVIDENCE),
+    Block("passing12", EVIDENCE),
     Block("centres12", EVIDENCE),
     Block("added12", EVIDENCE),
     Block("frozen60", EVIDENCE),
