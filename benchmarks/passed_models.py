@@ -23,11 +23,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
+import pytest
 import torch
-from flwr.app import Message
 from numpy.typing import NDArray
 from rich.console import Console
 from torch import Tensor
@@ -37,16 +36,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from polyclinic.common.config import ExperimentFile, read_experiment
 from polyclinic.common.metrics.auroc import compute_mean_auroc
 from polyclinic.common.models.network import SplitNetwork, build_network
-from polyclinic.common.models.state import make_model_layout, read_model_state, write_model_state
+from polyclinic.common.models.state import ModelState, make_model_layout, read_model_state, write_model_state
 from polyclinic.common.simulation import load_simulated_data
-from polyclinic.common.wire.codec import decode_record
-from polyclinic.common.wire.records import ModelGroups, TrainReply, TrainRequest
 from polyclinic.data.base.image_set import ImageSet
 from polyclinic.data.images.pixels import convert_to_channels_first
-from polyclinic.server.simulation.backends import inline
 from polyclinic.server.simulation.simulate import simulate
+from polyclinic.strategies.engine.aggregator import add_sequential_site_update
 from polyclinic.studies.benchmark_file import BenchmarkVariantPlan
 from polyclinic.studies.claims import format_markdown_table
+from tests.federations import overheard
 
 BENCHMARK_FOLDER = Path("experiments/benchmark")
 BENCHMARK_BLOCK = ("ham10000", "drawn7")
@@ -70,8 +68,8 @@ class Visit:
 
     site: str
     round: int
-    received: ModelGroups
-    returned: ModelGroups
+    received: ModelState
+    returned: ModelState
 
 
 @dataclass(frozen=True)
@@ -93,34 +91,19 @@ class Target:
 
 def run_and_record_visits(file: ExperimentFile) -> list[Visit]:
     """Run a federation in this process, and return all requests to train with their replies, in their order."""
-    visits, answer = list[Visit](), inline.InlineGrid.answer_message
-
-    def record_visit(grid: inline.InlineGrid, message: Message) -> Message:
-        reply = answer(grid, message)
-        if message.metadata.message_type == "train":
-            request, trained = decode_record(message.content, TrainRequest), decode_record(reply.content, TrainReply)
-            visits.append(Visit(trained.site, request.round, request.model, add_update(request.model, trained.update)))
-        return reply
-
-    with patch.object(inline.InlineGrid, "answer_message", record_visit), tempfile.TemporaryDirectory() as folder:
+    with pytest.MonkeyPatch.context() as patches, tempfile.TemporaryDirectory() as folder:
+        traffic = overheard(patches)
         simulate(file, Path(folder) / "run", Console(quiet=True), pages=False)
+    visits = list[Visit]()
+    for request, reply in zip(traffic.requests, traffic.replies, strict=True):
+        trunk, norm, head = request.model.trunk, request.model.norm, request.model.head
+        assert trunk is not None
+        assert norm is not None
+        assert head is not None
+        received = ModelState(trunk, norm, head)
+        returned = add_sequential_site_update(received, reply, None, {}).model
+        visits.append(Visit(reply.site, request.round, received, returned))
     return visits
-
-
-def add_update(model: ModelGroups, update: ModelGroups) -> ModelGroups:
-    """Return the model plus an update; a group that the update does not have stays as it is."""
-    head = model.head
-    assert head is not None
-    if update.head is not None and update.head.class_names:
-        rows = [head.class_names.index(name) for name in update.head.class_names]
-        weight, bias = head.weight.copy(), head.bias.copy()
-        weight[rows] += update.head.weight
-        bias[rows] += update.head.bias
-        head = type(head)(head.class_names, weight, bias)
-    assert model.trunk is not None
-    trunk = model.trunk if update.trunk is None else model.trunk + update.trunk
-    norm = model.norm if update.norm is None or model.norm is None else model.norm + update.norm
-    return ModelGroups(trunk, norm, head)
 
 
 def draw_target(file: ExperimentFile, seed: int) -> tuple[Target, tuple[str, ...]]:
@@ -150,9 +133,8 @@ class Attacker:
     network: SplitNetwork
     target: Target
 
-    def load(self, model: ModelGroups) -> NDArray[np.bool_]:
+    def load(self, model: ModelState) -> NDArray[np.bool_]:
         """Write a model into the network; return which head rows it has, ``(classes,)``."""
-        assert model.head is not None
         names = self.network.class_names
         has_row = np.isin(names, model.head.class_names)
         head = read_model_state(self.network).head
@@ -163,7 +145,7 @@ class Attacker:
         self.network.eval()
         return has_row
 
-    def compute_losses(self, model: ModelGroups, classes: NDArray[np.bool_]) -> Floats:
+    def compute_losses(self, model: ModelState, classes: NDArray[np.bool_]) -> Floats:
         """Compute the mean loss over these classes of each image, ``(n,)``."""
         self.load(model)
         with torch.no_grad():
@@ -171,11 +153,9 @@ class Attacker:
             loss = binary_cross_entropy_with_logits(logits, self.target.labels[:, classes], reduction="none")
         return loss.mean(1).double().numpy()
 
-    def compute_cosines(self, before: ModelGroups, after: ModelGroups, classes: NDArray[np.bool_]) -> Floats:
+    def compute_cosines(self, before: ModelState, after: ModelState, classes: NDArray[np.bool_]) -> Floats:
         """Compute the cosine between the change of the trunk and each image's negative gradient, ``(n,)``."""
         self.load(before)
-        assert before.trunk is not None
-        assert after.trunk is not None
         slices = make_model_layout(self.network).tensor_slices()
         parameters = {name: value.detach() for name, value in self.network.named_parameters() if name in slices}
         chosen = torch.from_numpy(np.flatnonzero(classes))
@@ -200,7 +180,7 @@ class Attacker:
         return cosines
 
     def score_images(
-        self, pairs: Sequence[tuple[ModelGroups, ModelGroups]], classes: NDArray[np.bool_]
+        self, pairs: Sequence[tuple[ModelState, ModelState]], classes: NDArray[np.bool_]
     ) -> dict[str, Floats]:
         """Return each score of each image, ``(n,)``, from pairs of a model before and after training."""
         drop, cosine = np.zeros(len(self.target.images)), np.zeros(len(self.target.images))
@@ -212,7 +192,7 @@ class Attacker:
 
 def pair_models_of_a_hospital(
     visits: Iterable[Visit], site: str, *, passing: bool
-) -> list[tuple[ModelGroups, ModelGroups]]:
+) -> list[tuple[ModelState, ModelState]]:
     """Return the pairs of models whose difference is the training of other sites, as one site sees it."""
     of_site = [visit for visit in visits if visit.site == site]
     return [(first.returned if passing else first.received, second.received) for first, second in pairwise(of_site)]
@@ -235,8 +215,11 @@ def attack_federation(
     for site, annotated in target.annotated.items():
         members = target.members == site
         # A round that trains nothing (solved rows) changes no trunk.
-        trained = [visit for visit in visits if visit.site == site and visit.returned.trunk is not visit.received.trunk]
-        pairs = [(visit.received, visit.returned) for visit in trained]
+        pairs = [
+            (visit.received, visit.returned)
+            for visit in visits
+            if visit.site == site and not np.array_equal(visit.received.trunk, visit.returned.trunk)
+        ]
         view = "the coordinator, or both neighbours" if name in PASSING_METHODS else "the coordinator"
         for score, values in attacker.score_images(pairs, annotated).items():
             yield view, score, *judge_scores(values, members, non_members)

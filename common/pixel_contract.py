@@ -273,9 +273,9 @@ def _agrees(form: PixelForm, key: str, value: Any) -> bool:
 
 def _make_pixel_fault(site: str, form: PixelForm, key: str, run: _RunValue) -> Fault:
     """Return the fault of a site that reads its images in another way than the run, with the line that fixes it."""
-    own = format_setting(key, form.read_setting(key))
+    setting_of_site = format_setting(key, form.read_setting(key))
     line = format_setting(key, run.value)
-    problem = f"its images become other pixels than the run's: {own} here; {run.reason}."
+    problem = f"its images become other pixels than the run's: {setting_of_site} here; {run.reason}."
     if key == "color" and not form.decoded:
         kind = "colour" if run.value else "grey"
         remedy = f"Its kind of data is read as it is stored: store it in {kind}, or let the coordinator write "

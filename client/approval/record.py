@@ -221,12 +221,12 @@ def _add_received_record(run: RunRecord, entry: AuditEntry) -> None:
 def _add_sent_record(run: RunRecord, entry: AuditEntry) -> None:
     record = str(entry.get("record", ""))
     size = int(entry.get("bytes", 0))
-    left = run.left.setdefault(record, SentRecordTotals(first=str(entry.get("time", ""))))
-    left.count += 1
-    left.bytes += size
-    left.last = str(entry.get("time", ""))
+    totals = run.left.setdefault(record, SentRecordTotals(first=str(entry.get("time", ""))))
+    totals.count += 1
+    totals.bytes += size
+    totals.last = str(entry.get("time", ""))
     named = [_strip_part_name(str(name)) for name, _, length in entry.get("fields", ()) if length]
-    left.fields = list(dict.fromkeys([*left.fields, *(name for name in named if name not in ENVELOPE_FIELDS)]))
+    totals.fields = list(dict.fromkeys([*totals.fields, *(name for name in named if name not in ENVELOPE_FIELDS)]))
     run.sent_bytes += size
     if record == "TrainReply" and entry.get("round"):
         run.rounds.append(int(entry["round"]))

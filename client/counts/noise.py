@@ -84,7 +84,7 @@ class NoisySheetPrice:
         """
         steps = NoisySteps(self.noise_multiplier, 1.0, 1)
         cost = PrivacyCostEntry(run, 0, f"counts {run}", steps.noise_multiplier, 1.0, 1, make_cost_id())
-        own = open_privacy_ledger(site)
+        site_ledger = open_privacy_ledger(site)
         patients = open_patient_ledger(site)
 
         def refuse(costs: PatientCosts | None) -> None:
@@ -100,9 +100,9 @@ class NoisySheetPrice:
             if patients is not None:
                 patients.release_cost(cost)  # no number has left
             raise
-        own.write_privacy_cost(cost)
+        site_ledger.write_privacy_cost(cost)
         if patients is not None:
-            patients.spend_costs(own.entries)
+            patients.spend_costs(site_ledger.entries)
 
 
 def add_noise_to_counts(

@@ -86,11 +86,6 @@ class SheetProtection:
         """Return the classes that are not hidden."""
         return tuple(name for name in self.data.class_names if name not in self.hidden)
 
-    @property
-    def min_difference(self) -> int:
-        """Return half of the threshold: a hidden number must be able to differ this much from its true value."""
-        return -(-self.smallest // 2)
-
     @cached_property
     def _counts(self) -> dict[CellKey, int]:
         return count_cells(self.data.patients, self.data, ())

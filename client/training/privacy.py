@@ -293,13 +293,13 @@ def make_privacy_status(site: Site) -> dict[str, Any]:
     Raises:
         LedgerUnusable: If the patients' ledger cannot be opened, read or written.
     """
-    own = open_privacy_ledger(site)
+    site_ledger = open_privacy_ledger(site)
     policy = site.policy
-    if not own.entries and policy.epsilon is None:
+    if not site_ledger.entries and policy.epsilon is None:
         return {}
     ledger = open_patient_ledger(site)
     if ledger is None:
-        spent = own.compute_total_epsilon(policy.delta)
+        spent = site_ledger.compute_total_epsilon(policy.delta)
         return {"epsilon": _finite_or_none(spent), "delta": policy.delta, "budget": policy.epsilon}
     costs = ledger.list_costs()
     spent = compute_largest_patient_epsilon(costs, policy.delta)

@@ -148,11 +148,11 @@ def choose_small_objects(contents: Iterable[tuple[str, int]]) -> list[str]:
         contents: Name and size in bytes of each object of the message.
     """
     chosen = list[str]()
-    left = MAX_SMALL_OBJECTS_TOTAL_BYTES
+    remaining_bytes = MAX_SMALL_OBJECTS_TOTAL_BYTES
     for name, size in contents:
-        if 0 < size <= min(MAX_SMALL_OBJECT_BYTES, left):
+        if 0 < size <= min(MAX_SMALL_OBJECT_BYTES, remaining_bytes):
             chosen.append(name)
-            left -= size
+            remaining_bytes -= size
     return chosen
 
 

@@ -17,8 +17,8 @@ from polyclinic.data.tables.columns import HOSPITAL_HEADINGS, make_heading_key
 
 HOSPITAL_COLUMN = "hospital"
 OPTION = "--source-column"
-FIRST_FOLDER = "/1"
-_MOST_HOSPITALS, _LISTED = 50, 5
+_MAX_HOSPITALS = 50
+_MAX_LISTED = 5
 _LEVELS = ("first", "second", "third", "fourth")
 
 
@@ -38,7 +38,7 @@ class HospitalFolders:
 
     def describe(self) -> str:
         """Return a sentence on the column of hospitals for the user, with what to write if they are none."""
-        names = list_first_and_count_rest(sorted(set(self.hospitals.values())), _LISTED)
+        names = list_first_and_count_rest(sorted(set(self.hospitals.values())), _MAX_LISTED)
         sentence = f"Its column {HOSPITAL_COLUMN} is the {_LEVELS[self.level - 1]} folder of each path: {names}."
         return f'{sentence} If these are no hospitals: {OPTION} "".' if self.is_assumed else sentence
 
@@ -79,7 +79,7 @@ def find_hospital_folders(
         return None
     names = list_folder_names(images, 1)
     counts = Counter(names)
-    if not all(names) or not 1 < len(counts) <= _MOST_HOSPITALS or min(counts.values()) < 2:
+    if not all(names) or not 1 < len(counts) <= _MAX_HOSPITALS or min(counts.values()) < 2:
         return None
     others = {*PART_WORDS, *words}
     if any(word in others for name in counts for word in _split_into_words(name)) or are_numbered(counts):

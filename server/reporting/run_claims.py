@@ -451,8 +451,8 @@ def _describe_untested_classes(summary: RunSummary) -> Iterator[str]:
     sites = list_sites_asked_to_test(summary)
     silent = [site for site in sites if site not in summary.per_site]
     if silent and summary.test.note != GLOBAL_MODEL_NOTE:
-        asked = format_count_with_noun(len(sites), "site" if summary.drawn_to_test is None else "drawn site")
-        yield f"{len(sites) - len(silent)} of {asked} tested the model; {_quote_names(silent)} did not."
+        sites_to_test = format_count_with_noun(len(sites), "site" if summary.drawn_to_test is None else "drawn site")
+        yield f"{len(sites) - len(silent)} of {sites_to_test} tested the model; {_quote_names(silent)} did not."
 
 
 def _describe_sites_outside_run(run: RunFolderContent) -> Iterator[str]:

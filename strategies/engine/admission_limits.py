@@ -75,7 +75,7 @@ def find_admitted_class_faults(
     faults = list[Fault]()
     for member in members:
         site = member.answer.site
-        allowed = limits.get(member.answer.site, NO_LIMITS).classes
+        allowed = limits.get(site, NO_LIMITS).classes
         foreign = sorted(set(member.answer.class_names) - allowed)
         if allowed and foreign:
             problem = f"claims {quote_names(foreign)}, which it was not admitted for. It may annotate "

@@ -252,15 +252,15 @@ def add_sequential_site_update(
     """
     done = ""
     if clip is not None:
-        own = compute_update_part_norms(reply.update)
+        norms = compute_update_part_norms(reply.update)
         usual = compute_median_part_norms(lengths.values())
         if not usual:
             of_model = compute_update_part_norms(ModelGroups.from_model(model))
             usual = {part: length / clip for part, length in of_model.items() if length}
-        if (times := max(divide_norms_by_medians(own, usual).values(), default=0.0)) > REJECTED_LENGTH_FACTOR * clip:
+        if (times := max(divide_norms_by_medians(norms, usual).values(), default=0.0)) > REJECTED_LENGTH_FACTOR * clip:
             reason = f"its update is {times:.3g} times as long as usual: no training moves so far"
             return SequentialSiteResult(model, lengths, reason=reason)
-        update, done = clip_update_by_median_norms(reply.update, own, usual, clip)
+        update, done = clip_update_by_median_norms(reply.update, norms, usual, clip)
         reply = replace(reply, update=update)
         lengths = MappingProxyType({**lengths, reply.site: compute_update_part_norms(update)})
     trained = average_updates(model, [reply], [1.0], WholeHeadMean).add_means_to_model()
