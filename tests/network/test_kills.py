@@ -136,18 +136,20 @@ STAGES = {
 @pytest.mark.network
 @pytest.mark.parametrize("method", STAGES)
 def test_killed_in_each_stage_a_method_ends_in_the_same_model(method: str, federation: Federation) -> None:
-    """The leading process dies in round 2 and in the last, and a hospital in the round before the last and the last."""
+    """The leading process dies in round 2 and the last slow one, and a hospital in the last slow one and before it."""
     overrides = (f"run.method={method}", *STAGES[method], "training.epochs=24", REMEMBERING)  # a round of seconds
     rounds = int(STAGES[method][0].partition("=")[2])
+    # Where all hospitals solve head rows at once, a round is over before a kill can hit it.
+    last = rounds - 1 if method == "polyclinic_parallel" else rounds
     run = federation.run(*overrides, options=("--once",))
     federation.north.works_on("train", 2)
     run.kill()
     run = federation.run(*overrides, options=("--once", "--resume"))
-    for site, server_round in ((federation.south, rounds - 1), (federation.east, rounds)):
+    for site, server_round in ((federation.south, last - 1), (federation.east, last)):
         site.works_on("train", server_round)
         site.program.kill()
         site.start()
-    federation.north.works_on("train", rounds)
+    federation.north.works_on("train", last)
     run.kill()
     run = federation.run(*overrides, options=("--once", "--resume"))
     run.succeeds()
